@@ -1,0 +1,23 @@
+"""Functions: the reference of each is the specification, other implementations are tested against it."""
+
+from vitrefine.ops.context_broadcast import (
+    context_broadcast,
+    gated_context_broadcast,
+    hybrid_context_broadcast,
+    mean_token,
+    scaled_context_broadcast,
+)
+from vitrefine.ops.deformable_merge import deformable_merge
+from vitrefine.ops.refined_attention import Mix, refined_attention, refined_maps
+
+__all__ = [
+    "Mix",
+    "context_broadcast",
+    "deformable_merge",
+    "gated_context_broadcast",
+    "hybrid_context_broadcast",
+    "mean_token",
+    "refined_attention",
+    "refined_maps",
+    "scaled_context_broadcast",
+]

@@ -1,0 +1,180 @@
+"""Refined attention: the softmax maps are mixed across heads and convolved before they aggregate values.
+
+Refiner (Zhou et al.), Sections 3.2-3.4. With A the H softmax maps of a layer:
+
+    expansion   Ã = E A            E (H', H)       r = H'/H times more maps
+    DLA         Ã* = w ⊛ Ã         w (H', k, k)    one k×k kernel a map, over (query, key), zero padded
+    reduction   A* = R Ã*          R (H, H')       back to H maps
+
+Nothing between the three is non-linear, so they fold into one dense convolution of the H maps,
+M[g,h,a,b] = Σ_m R[g,m] w_m[a,b] E[m,h], and the H'-map tensors need never exist (`impl="collapsed"`).
+`impl="reference"` applies the three one after the other: it is the specification.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrefine.errors import UserError
+
+
+class Mix(NamedTuple):
+    """The weights of a refinement; a step that is None is left out."""
+
+    expand: Tensor | None = None  # (H', H)
+    local: Tensor | None = None  # (H', k, k)
+    reduce: Tensor | None = None  # (H, H')
+
+    def fold(self) -> Tensor:
+        """The one (G, H, k, k) kernel that does all three steps."""
+        some = next((w for w in (self.expand, self.local, self.reduce) if w is not None), None)
+        if some is None:
+            raise UserError("this refinement has no step: give it an expansion, a local kernel or a reduction")
+        hidden = self.expand.shape[0] if self.expand is not None else some.shape[-1 if self.local is None else 0]
+        identity = torch.eye(hidden, dtype=some.dtype, device=some.device)
+        expand = identity if self.expand is None else self.expand
+        reduce = identity if self.reduce is None else self.reduce
+        local = some.new_ones(hidden, 1, 1) if self.local is None else self.local
+        return torch.einsum("gm,mab,mh->ghab", reduce, local, expand)
+
+
+def convolve_maps(maps: Tensor, kernel: Tensor, *, groups: int = 1, grid: tuple[int, int] | None = None) -> Tensor:
+    """Convolve (B, H, N, N) maps, keeping their size.
+
+    Without `grid` the kernel slides over (query, key). With it, each row's last h·w keys are laid out as the image
+    they came from and the kernel slides over that image (Refiner Table 4, "spatial"); the class token and other
+    keys before them stay as they are, so they are the caller's to mix.
+    """
+    size = kernel.shape[-1]
+    before = (size - 1) // 2  # an even kernel takes the smaller half of the padding on the left and top
+    padding = (before, size - 1 - before, before, size - 1 - before)
+    if grid is None:
+        return F.conv2d(F.pad(maps, padding), kernel, groups=groups)
+    batch, heads, queries, _ = maps.shape
+    images = maps.transpose(1, 2).reshape(batch * queries, heads, *grid)
+    images = F.conv2d(F.pad(images, padding), kernel, groups=groups)
+    return images.reshape(batch, queries, -1, grid[0] * grid[1]).transpose(1, 2)
+
+
+def mix_heads(maps: Tensor, weight: Tensor | None) -> Tensor:
+    """Linear map across heads: (G, H) applied to (B, H, N, N)."""
+    return maps if weight is None else torch.einsum("gh,bhij->bgij", weight, maps)
+
+
+def _split_keys(maps: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """Keys that are not on the grid (class, register tokens), and keys that are."""
+    on_grid = maps.shape[-1] if grid is None else grid[0] * grid[1]
+    return maps.split([maps.shape[-1] - on_grid, on_grid], dim=-1)
+
+
+def refine_maps(maps: Tensor, mix: Mix, *, grid: tuple[int, int] | None = None) -> Tensor:
+    """The specification: expansion, DLA and reduction, one after the other."""
+    maps = mix_heads(maps, mix.expand)
+    if mix.local is not None:
+        aside, maps = _split_keys(maps, grid)
+        maps = convolve_maps(maps, mix.local[:, None], groups=mix.local.shape[0], grid=grid)
+        maps = torch.cat([aside, maps], dim=-1)
+    return mix_heads(maps, mix.reduce)
+
+
+def refine_maps_collapsed(maps: Tensor, mix: Mix, *, grid: tuple[int, int] | None = None) -> Tensor:
+    """The same function with the weights folded first: one convolution, no tensor of H' maps."""
+    if mix.local is None or (mix.expand is None and mix.reduce is None):
+        return refine_maps(maps, mix, grid=grid)  # a pure mixing or a pure DLA has nothing to fold
+    aside, maps = _split_keys(maps, grid)
+    maps = convolve_maps(maps, mix.fold(), grid=grid)
+    if not aside.shape[-1]:
+        return maps
+    head_mix = mix._replace(local=None).fold()[..., 0, 0]
+    return torch.cat([mix_heads(aside, head_mix), maps], dim=-1)
+
+
+_REFINE: dict[str, Callable[..., Tensor]] = {
+    "reference": refine_maps,
+    "collapsed": refine_maps_collapsed,
+    "auto": refine_maps_collapsed,
+}
+
+
+def visible_pairs(attn_mask: Tensor) -> Tensor:
+    """Which (query, key) pairs a mask lets through: True in a boolean mask, above half the lowest finite value else.
+
+    Half the lowest, because libraries write -inf or the lowest finite number, sometimes with a bias added to it.
+    """
+    return attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+
+
+def attention_maps(q: Tensor, k: Tensor, *, attn_mask: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """softmax(q kᵀ · scale + mask): (B, H, Nq, Nk). A row with every key masked is all zero, not NaN."""
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
+    if attn_mask is None:
+        return scores.softmax(dim=-1)
+    visible = visible_pairs(attn_mask)
+    if attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return scores.softmax(dim=-1).masked_fill(~visible, 0)
+
+
+def refined_maps(
+    q: Tensor,
+    k: Tensor,
+    mix: Mix,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    grid: tuple[int, int] | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """The (B, G, N, N) maps that multiply the values. A key that is masked stays exactly zero."""
+    if impl not in _REFINE:
+        raise UserError(f"refined attention has no implementation {impl!r}; choose one of {', '.join(_REFINE)}")
+    maps = _REFINE[impl](attention_maps(q, k, attn_mask=attn_mask, scale=scale), mix, grid=grid)
+    if attn_mask is None:
+        return maps
+    visible = visible_pairs(attn_mask)
+    if visible.ndim == 4 and visible.shape[1] not in (1, maps.shape[1]):
+        visible = visible.any(dim=1, keepdim=True)  # maps outnumber the mask's heads: hide what every head hides
+    return maps.masked_fill(~visible, 0)
+
+
+def aggregate(maps: Tensor, v: Tensor, *, dropout_p: float = 0.0) -> Tensor:
+    """maps @ v. Where maps outnumber value heads (no reduction), the r maps of a group read the same value head."""
+    if maps.shape[1] != v.shape[1]:
+        v = v.repeat_interleave(maps.shape[1] // v.shape[1], dim=1)
+    return F.dropout(maps, dropout_p) @ v
+
+
+def refined_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix: Mix,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    grid: tuple[int, int] | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """Attention whose maps are refined by `mix`; otherwise as `F.scaled_dot_product_attention`.
+
+    Args:
+        q: Queries, (B, H, N, d).
+        k: Keys, (B, H, N, d).
+        v: Values, (B, H, N, d).
+        mix: Weights of the refinement.
+        attn_mask: Boolean (True: visible) or additive, broadcastable to (B, H, N, N).
+        dropout_p: Dropout of the refined maps.
+        scale: Factor of the scores; d^-½ if None.
+        grid: Height and width of the image whose patches are the last keys: DLA then works on that image.
+        impl: `reference`, `collapsed`, or `auto` for the fastest that applies.
+
+    Returns:
+        (B, G, N, d), G the number of refined maps: H, or H' where there is no reduction.
+    """
+    maps = refined_maps(q, k, mix, attn_mask=attn_mask, scale=scale, grid=grid, impl=impl)
+    return aggregate(maps, v, dropout_p=dropout_p)
