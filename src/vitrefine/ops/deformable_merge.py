@@ -17,12 +17,11 @@ def sample_points(offset: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
     # Below float32 a coordinate beyond 256 would lose its fraction.
     offset = offset.float() if offset.dtype in (torch.float16, torch.bfloat16) else offset
     dy, dx = offset.unflatten(1, (kernel_size * kernel_size, 2)).unbind(2)
-    like = {"device": offset.device, "dtype": offset.dtype}
-    tap = torch.arange(kernel_size * kernel_size, device=offset.device)
-    tap_row = torch.div(tap, kernel_size, rounding_mode="floor").to(offset.dtype)[:, None, None]
-    tap_column = (tap % kernel_size).to(offset.dtype)[:, None, None]
-    row = torch.arange(height, **like)[:, None] * kernel_size
-    column = torch.arange(width, **like) * kernel_size
+    tap = torch.arange(kernel_size, device=offset.device, dtype=offset.dtype)
+    tap_row = tap.repeat_interleave(kernel_size)[:, None, None]
+    tap_column = tap.repeat(kernel_size)[:, None, None]
+    row = torch.arange(height, device=offset.device, dtype=offset.dtype)[:, None] * kernel_size
+    column = torch.arange(width, device=offset.device, dtype=offset.dtype) * kernel_size
     return row + tap_row + dy, column + tap_column + dx
 
 
@@ -33,10 +32,11 @@ def sample_bilinear(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     top, left = rows.floor(), columns.floor()
     below, right = rows - top, columns - left
     sampled = None
-    for row, row_weight in ((top, 1 - below), (top + 1, below)):
-        for column, column_weight in ((left, 1 - right), (left + 1, right)):
+    first_row, first_column = top.long(), left.long()
+    for row, row_weight in ((first_row, 1 - below), (first_row + 1, below)):
+        for column, column_weight in ((first_column, 1 - right), (first_column + 1, right)):
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).long()
+            index = torch.where(inside, row * width + column, 0)
             corner = tokens.gather(1, index[..., None].expand(-1, -1, channels))
             weight = torch.where(inside, row_weight * column_weight, 0).to(x.dtype)[..., None]
             sampled = corner * weight if sampled is None else sampled + corner * weight

@@ -100,11 +100,14 @@ _REFINE: dict[str, Callable[..., Tensor]] = {
 
 
 def visible_pairs(attn_mask: Tensor) -> Tensor:
-    """Which (query, key) pairs a mask lets through: True in a boolean mask, above half the lowest finite value else.
+    """Which (query, key) pairs a mask lets through.
 
-    Half the lowest, because libraries write -inf or the lowest finite number, sometimes with a bias added to it.
+    A boolean mask says so itself. An additive one may hold a bias too, and libraries write -inf, the lowest finite
+    number or -100 for "masked": an entry so far below the best of its row that the softmax leaves e^-60 of it is.
     """
-    return attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+    if attn_mask.dtype == torch.bool:
+        return attn_mask
+    return attn_mask > attn_mask.amax(dim=-1, keepdim=True) - 60
 
 
 def attention_maps(q: Tensor, k: Tensor, *, attn_mask: Tensor | None = None, scale: float | None = None) -> Tensor:
