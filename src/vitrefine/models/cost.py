@@ -9,7 +9,6 @@ no time. There `F.scaled_dot_product_attention` is always its two plain products
 would pick makes no difference to the count.
 """
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrefine.errors import UserError
+from vitrefine.models.meta import meta_copy
 
 ITSELF = "(itself)"  # what a model owns or does outside its parts: a class token, a position embedding, a product
 
@@ -144,18 +144,6 @@ def _parts(model: nn.Module) -> dict[str, nn.Module]:
     return parts
 
 
-def _meta_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode whose tensors have shapes and no storage."""
-    owned = [*model.parameters(), *model.buffers()]
-    # Caches and tables that were never registered as buffers.
-    owned += [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    stand_in: dict[int, Any] = {}
-    for tensor in owned:
-        shadow = torch.empty_like(tensor, device="meta", requires_grad=False)
-        stand_in[id(tensor)] = nn.Parameter(shadow, False) if isinstance(tensor, nn.Parameter) else shadow
-    return copy.deepcopy(model, stand_in).eval()
-
-
 def _parameters_by_part(model: nn.Module, parts: dict[str, nn.Module]) -> Counter[str]:
     """Parameters of each part; one that several parts share belongs to the first."""
     seen: set[int] = set()
@@ -178,7 +166,7 @@ def measure(model: nn.Module, size: tuple[int, int], in_chans: int = 3) -> Cost:
     """
     # Inference mode would hand linear layers and convolutions to the meter under names of its own.
     with torch.inference_mode(False), torch.no_grad(), torch.device("meta"):
-        shadow = _meta_copy(model)
+        shadow = meta_copy(model)
         parts = _parts(shadow)
         dtype = next((p.dtype for p in shadow.parameters() if p.is_floating_point()), torch.get_default_dtype())
         meter = _Meter(parts)

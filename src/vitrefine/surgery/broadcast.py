@@ -1,0 +1,161 @@
+"""`+cb`, `+cb_s`, `+cb_gate`, `+cb_hybrid`: Context Broadcasting in a model that exists (CB, Section 3.2 and Table 4).
+
+    front – fc1 – mid – fc2 – end
+
+`end` is after the second linear layer and its dropout, before the residual sum.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from vitrefine.errors import UserError
+from vitrefine.layers.context_broadcast import create_broadcast
+from vitrefine.surgery.graft import Change, Graft, graft, lineage
+from vitrefine.surgery.registry import Layers, modification, resolve_layers
+from vitrefine.surgery.survey import Survey, survey
+
+Position = Literal["front", "mid", "end"]
+Block = Literal["mlp", "attention", "both"]
+
+
+class BroadcastAfter(Graft):
+    """A module whose output passes through `broadcast`."""
+
+    broadcast: nn.Module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if isinstance(output, Tensor):
+            return self.broadcast(output)
+        return type(output)((self.broadcast(output[0]), *output[1:]))
+
+
+class BroadcastBefore(Graft):
+    """A module whose first argument passes through `broadcast_before`."""
+
+    broadcast_before: nn.Module
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(self.broadcast_before(x), *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Place:
+    module: str
+    before: bool
+    layout: str
+    dim: int
+
+
+def _mlp_places(found: Survey, model: nn.Module, position: Position) -> list[_Place]:
+    if not found.mixes_tokens:
+        raise UserError(
+            f"{type(model).__name__} mixes tokens by convolution or pooling only; broadcasting relieves attention, "
+            "so it needs a model that attends or mixes tokens by an MLP"
+        )
+    if not found.mlps:
+        raise UserError(f"{type(model).__name__} has no MLP after its attention to broadcast in; try block=attention")
+    if position == "mid":
+        return [_Place(site.middle, True, site.layout, site.hidden) for site in found.mlps]
+    if position == "front":
+        return [_Place(site.front, True, site.layout, site.dim) for site in found.mlps]
+    return [_Place(site.end, False, site.layout, site.dim) for site in found.mlps]
+
+
+def _attention_places(found: Survey, model: nn.Module, position: Position) -> list[_Place]:
+    if position == "mid":
+        raise UserError("position=mid is a place in the MLP; an attention has front and end")
+    if not found.attentions:
+        raise UserError(f"{type(model).__name__} has no attention: no softmax over keys happens in its forward pass")
+    places = []
+    for site in found.attentions:
+        visit = found.visits[site.name]
+        if len(visit.output) == 3 and len(visit.inputs) == 3:
+            places.append(_Place(site.name, position == "front", "NLC", visit.output[-1]))
+    if not places:
+        raise UserError(f"the attention of {type(model).__name__} does not work on plain tokens; use block=mlp")
+    return places
+
+
+def _has_class_token(model: nn.Module) -> bool:
+    names = ("cls_token", "class_token", "class_embedding", "class_embeds")
+    text = hasattr(getattr(model, "config", None), "vocab_size")
+    return text or any(name.rsplit(".", 1)[-1] in names for name, _ in model.named_parameters())
+
+
+def _apply(model: nn.Module, kind: str, position: Position, block: Block, layers: Layers) -> list[Change]:
+    found = survey(model)
+    class_token = _has_class_token(model)
+    changes = []
+    for place in _chosen(found, model, position, block, layers):
+        module = model.get_submodule(place.module)
+        part = create_broadcast(kind, place.dim, layout=place.layout, class_token=class_token)
+        where = f"{lineage(type(module))[-1].__name__}: {kind} at its {'front' if place.before else 'end'}"
+        if place.before:
+            graft(model, module, BroadcastBefore, broadcast_before=part)
+        else:
+            graft(model, module, BroadcastAfter, broadcast=part)
+        changes.append(Change(place.module, where))
+    return changes
+
+
+def _chosen(found: Survey, model: nn.Module, position: Position, block: Block, layers: Layers) -> Iterator[_Place]:
+    for kind, places in (("mlp", _mlp_places), ("attention", _attention_places)):
+        if block in (kind, "both"):
+            there = places(found, model, position)
+            yield from (there[i] for i in resolve_layers(layers, len(there)))
+
+
+@modification(summary="add the mean token to every token at the end of the MLP (Context Broadcasting)")
+def cb(model: nn.Module, *, position: Position = "end", block: Block = "mlp", layers: Layers = "upper") -> list[Change]:
+    """Broadcast the mean token; adds no parameter, and outputs change at once.
+
+    Args:
+        position: where in the block the mean is added
+        block: in the MLP, in the attention, or in both
+        layers: the blocks that are changed; the upper half, for deeper layers gain more
+    """
+    return _apply(model, "cb", position, block, layers)
+
+
+@modification(summary="add the mean token, each channel by its own learned amount (CB_S)")
+def cb_s(model: nn.Module, *, position: Position = "end", block: Block = "mlp", layers: Layers = "all") -> list[Change]:
+    """Broadcast the mean token by learned amounts that start at zero.
+
+    Args:
+        position: where in the block the mean is added
+        block: in the MLP, in the attention, or in both
+        layers: the blocks that are changed
+    """
+    return _apply(model, "cb_s", position, block, layers)
+
+
+@modification(summary="gate every token's channels by the class token (CB_gate)")
+def cb_gate(
+    model: nn.Module, *, position: Position = "end", block: Block = "mlp", layers: Layers = "upper"
+) -> list[Change]:
+    """Multiply every token by the class token plus one; the mean token stands in where there is no class token.
+
+    Args:
+        position: where in the block the gate is
+        block: in the MLP, in the attention, or in both
+        layers: the blocks that are changed
+    """
+    return _apply(model, "cb_gate", position, block, layers)
+
+
+@modification(summary="gate by the class token and add the mean token (CB_hybrid)")
+def cb_hybrid(
+    model: nn.Module, *, position: Position = "end", block: Block = "mlp", layers: Layers = "upper"
+) -> list[Change]:
+    """The gate of cb_gate and the mean of cb together.
+
+    Args:
+        position: where in the block they are
+        block: in the MLP, in the attention, or in both
+        layers: the blocks that are changed
+    """
+    return _apply(model, "cb_hybrid", position, block, layers)

@@ -1,0 +1,76 @@
+"""`torch.nn.MultiheadAttention` with its attention in the open.
+
+PyTorch computes it in one function that no tap can look into, or in a native kernel: this graft writes the same
+computation out with the module's own weights.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrefine.errors import UserError
+from vitrefine.surgery.graft import Graft, graft
+
+
+class ExplicitMultihead(Graft):
+    """The forward of `nn.MultiheadAttention` by its equations; it gives no attention weights back."""
+
+    explicit: bool
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        mha: Any = self
+        if not mha.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        weights, biases = mha.in_proj_weight.chunk(3), [None] * 3
+        if mha.in_proj_bias is not None:
+            biases = mha.in_proj_bias.chunk(3)
+        q, k, v = (
+            F.linear(x, w, b).unflatten(-1, (mha.num_heads, -1)).transpose(1, 2)
+            for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        x = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=_joined(attn_mask, key_padding_mask, mha.num_heads, q.dtype),
+            dropout_p=mha.dropout if mha.training else 0.0,
+        )
+        x = mha.out_proj(x.transpose(1, 2).flatten(2))
+        return (x if mha.batch_first else x.transpose(0, 1)), None
+
+
+def _joined(attn_mask: Tensor | None, padding: Tensor | None, heads: int, dtype: torch.dtype) -> Tensor | None:
+    """Both masks as one additive one; in this module a boolean True means masked."""
+    total: Tensor | None = None
+    for mask, shape in ((attn_mask, (-1, heads)), (padding, None)):
+        if mask is None:
+            continue
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
+        if shape is None:
+            mask = mask[:, None, None, :]
+        elif mask.ndim == 3:
+            mask = mask.unflatten(0, shape)
+        total = mask if total is None else total + mask
+    return total
+
+
+def explicit_multihead(model: nn.Module, module: nn.Module) -> None:
+    """Open the module up if it is one of PyTorch's; leave any other as it is."""
+    if not isinstance(module, nn.MultiheadAttention) or isinstance(module, ExplicitMultihead):
+        return
+    if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
+        raise UserError("nn.MultiheadAttention with separate widths, bias_kv or add_zero_attn cannot be changed")
+    graft(model, module, ExplicitMultihead, explicit=True)

@@ -1,0 +1,221 @@
+"""`+refiner`, `+dla`, `+expansion`, `+talking_heads`: refined attention maps in a model that exists.
+
+The attention module keeps its projections, biases, masks and names; the tap hands its attention to
+`ops.refined_attention`, with the weights of a `Refiner` that becomes its child and starts as the identity.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from vitrefine.errors import UserError
+from vitrefine.layers.official_refiner import OfficialRefiner
+from vitrefine.layers.refiner import Refiner
+from vitrefine.ops.refined_attention import (
+    aggregate,
+    attention_maps,
+    refine_maps_collapsed,
+    refined_attention,
+    visible_pairs,
+)
+from vitrefine.surgery.graft import Change, Graft, graft, lineage
+from vitrefine.surgery.heads import HeadAxis
+from vitrefine.surgery.multihead import explicit_multihead
+from vitrefine.surgery.registry import Layers, modification, resolve_layers
+from vitrefine.surgery.survey import AttentionSite, Survey, survey
+from vitrefine.surgery.tap import AttentionTap
+
+# Softmaxes that are not attention of tokens to tokens, by the class that computes them.
+NOT_TOKEN_MAPS = {
+    "XCA": "its maps relate channels, not tokens",
+    "CrossCovarianceAttn": "its maps relate channels, not tokens",
+    "ChannelAttention": "its maps relate channels, not tokens",
+    "OutlookAttention": "its weights come from a linear layer, not from queries and keys",
+    "HSMSSD": "its softmax runs over the states of a state-space model",
+    "CascadedGroupAttention": "it computes its heads one after another, so no maps are there to be mixed",
+}
+
+
+@dataclass
+class SharedMaps:
+    """Maps on their way from the block that made them to the blocks that use them again."""
+
+    maps: Tensor | None = None
+
+
+class Refined(Graft):
+    """Attention whose maps pass through `refiner`."""
+
+    refiner: nn.Module
+    head_axis: HeadAxis
+    prefix_tokens: int
+    shared_maps: SharedMaps | None
+    makes_maps: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with AttentionTap(self, self.head_axis):
+            return super().forward(*args, **kwargs)
+
+    def _refine(self, maps: Tensor, visible: Tensor | None) -> Tensor:
+        if self.shared_maps is not None and not self.makes_maps:
+            assert self.shared_maps.maps is not None, "the block that makes the shared maps has not run"
+            return self.shared_maps.maps
+        if isinstance(self.refiner, Refiner):
+            grid = self._grid(maps.shape[-1]) if self.refiner.constraint == "spatial" else None
+            maps = refine_maps_collapsed(maps, self.refiner.mix(), grid=grid)
+        else:
+            maps = self.refiner(maps)
+        maps = maps if visible is None else maps.masked_fill(~visible, 0)
+        if self.shared_maps is not None:
+            self.shared_maps.maps = maps
+        return maps
+
+    def _grid(self, keys: int) -> tuple[int, int]:
+        side = math.isqrt(keys - self.prefix_tokens)
+        if side * side != keys - self.prefix_tokens:
+            raise UserError(f"constraint=spatial needs a square image; {keys} keys make no square of patches")
+        return side, side
+
+    def attend_maps(self, scores: Tensor, maps: Tensor) -> Tensor:
+        return self._refine(maps, visible_pairs(scores))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, dropout_p: float, scale: float | None
+    ) -> Tensor:
+        if isinstance(self.refiner, Refiner) and self.shared_maps is None and self.refiner.constraint != "spatial":
+            mix = self.refiner.mix()
+            return refined_attention(q, k, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
+        visible = None if attn_mask is None else visible_pairs(attn_mask)
+        maps = self._refine(attention_maps(q, k, attn_mask=attn_mask, scale=scale), visible)
+        return aggregate(maps, v, dropout_p=dropout_p)
+
+
+def _refinable(found: Survey, model: nn.Module) -> list[AttentionSite]:
+    """The attentions that can be refined; a `UserError` with the reason where there is none."""
+    if not found.attentions:
+        raise UserError(f"{type(model).__name__} has no attention: no softmax over keys happens in its forward pass")
+    sites, reasons = [], []
+    for site in found.attentions:
+        kind = type(found.visits[site.name].module).__name__
+        if kind in NOT_TOKEN_MAPS:
+            reasons.append(f"{kind}: {NOT_TOKEN_MAPS[kind]}")
+        else:
+            sites.append(site)
+    if not sites:
+        raise UserError(f"no attention of {type(model).__name__} can be refined ({'; '.join(dict.fromkeys(reasons))})")
+    return sites
+
+
+def _apply(model: nn.Module, layers: Layers, make: Any, *, share: int = 0, what: str) -> list[Change]:
+    found = survey(model)
+    sites = _refinable(found, model)
+    chosen = [sites[i] for i in resolve_layers(layers, len(sites))]
+    changes: list[Change] = []
+    bus: SharedMaps | None = None
+    owner: AttentionSite | None = None
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    for number, site in enumerate(chosen):
+        module = model.get_submodule(site.name)
+        makes_maps = number % (share + 1) == 0
+        if makes_maps:
+            bus, owner = (SharedMaps() if share else None), site
+        elif owner is not None and owner.maps != site.maps:
+            raise UserError(f"share={share}: {site.name} attends with other shapes than {owner.name} before it")
+        explicit_multihead(model, module)
+        refiner = make(site.heads) if makes_maps else nn.Identity()
+        graft(
+            model,
+            module,
+            Refined,
+            refiner=refiner,
+            head_axis=site.axis,
+            prefix_tokens=prefix,
+            shared_maps=bus,
+            makes_maps=makes_maps,
+        )
+        used = what if makes_maps or owner is None else f"uses the maps of {owner.name}"
+        changes.append(Change(site.name, f"{lineage(type(module))[-1].__name__}: {used}"))
+    return changes
+
+
+@modification(summary="expand, convolve and reduce the attention maps (Refiner)")
+def refiner(
+    model: nn.Module,
+    *,
+    expansion: int = 3,
+    kernel_size: int = 3,
+    constraint: Literal["none", "spatial", "row+col"] = "none",
+    share: int = 0,
+    variant: Literal["paper", "official"] = "paper",
+    layers: Layers = "all",
+) -> list[Change]:
+    """Refine attention maps.
+
+    Args:
+        expansion: maps in between for each head
+        kernel_size: side of the local kernels; 1 leaves the convolution out
+        constraint: where a kernel may reach: any neighbour in the map, neighbours in the image, or a cross
+        share: how many attentions after each one use its refined maps again; above 0 outputs change at once
+        variant: the paper's linear form, or the authors' with batch norms, whose outputs change at once
+        layers: the attentions that are changed
+    """
+    if variant == "official":
+        if (kernel_size, constraint) != (3, "none"):
+            raise UserError("variant=official has kernel_size 3 and no constraint; leave those options out")
+
+        def make(heads: int) -> nn.Module:
+            return nn.Sequential(OfficialRefiner(heads, expansion=expansion), nn.BatchNorm2d(heads))
+    else:
+
+        def make(heads: int) -> nn.Module:
+            return Refiner(heads, expansion=expansion, kernel_size=kernel_size, constraint=constraint)
+
+    what = f"maps refined, expansion {expansion}, kernel {kernel_size}×{kernel_size}"
+    return _apply(model, layers, make, share=share, what=what)
+
+
+@modification(summary="convolve each attention map (distributed local attention)")
+def dla(
+    model: nn.Module,
+    *,
+    kernel_size: int = 3,
+    constraint: Literal["none", "spatial", "row+col"] = "none",
+    layers: Layers = "all",
+) -> list[Change]:
+    """Convolve attention maps, each head by itself.
+
+    Args:
+        kernel_size: side of the local kernels
+        constraint: where a kernel may reach: any neighbour in the map, neighbours in the image, or a cross
+        layers: the attentions that are changed
+    """
+
+    def make(heads: int) -> nn.Module:
+        return Refiner(heads, expansion=None, kernel_size=kernel_size, constraint=constraint)
+
+    return _apply(model, layers, make, what=f"maps convolved {kernel_size}×{kernel_size}")
+
+
+@modification(summary="expand the attention maps to more heads and reduce them again")
+def expansion(model: nn.Module, *, ratio: int = 3, layers: Layers = "all") -> list[Change]:
+    """Mix attention maps across heads by way of more maps.
+
+    Args:
+        ratio: maps in between for each head
+        layers: the attentions that are changed
+    """
+    return _apply(
+        model, layers, lambda heads: Refiner(heads, expansion=ratio, kernel_size=1), what=f"maps expanded ×{ratio}"
+    )
+
+
+@modification(summary="mix the attention maps across heads after the softmax (talking heads)")
+def talking_heads(model: nn.Module, *, layers: Layers = "all") -> list[Change]:
+    """Mix attention maps across heads by one square matrix.
+
+    Args:
+        layers: the attentions that are changed
+    """
+    return _apply(model, layers, lambda heads: Refiner(heads, expansion=1, kernel_size=1), what="heads mixed")
