@@ -1,9 +1,10 @@
 """Take any vision transformer, change how it attends, and know what that did."""
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrefine._registration import register_with_timm
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives; it is imported when it is first asked for, so that `import vitrefine` is light.
+# Where each public name lives; it is imported when it is first asked for.
 _HOME = {
     "apply": "operate",
     "create": "create",
@@ -84,4 +85,7 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
 
 
-register_with_timm()
+# The command line answers --help before it pays for PyTorch ("-m" is what `python -m vitrefine.cli` shows here);
+# everyone else finds our models in timm's registry as soon as they import us.
+if Path(sys.argv[0] if sys.argv else "").stem not in ("vitrefine", "-m"):
+    importlib.import_module("vitrefine.models")

@@ -230,7 +230,7 @@ def test_values_print_without_spaces_outside_quotations(value: Value) -> None:
 
 def test_parsing_needs_no_heavy_library() -> None:
     code = (
-        "import sys, vitrefine.surgery.spec, vitrefine.surgery.registry as r; r.names(); "
+        "import sys; sys.argv = ['vitrefine']; import vitrefine.surgery.registry as r; r.names(); "
         "print([m for m in ('torch', 'timm', 'numpy', 'transformers') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

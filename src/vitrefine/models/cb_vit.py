@@ -8,13 +8,13 @@ names included, is timm's DeiT: its state dict loads into `cb_vit_*` as it is, i
 from functools import partial
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
 from vitrefine.errors import UserError
 from vitrefine.layers.context_broadcast import ContextBroadcastMlp
+from vitrefine.models.config import imagenet_cfg
 
 LAYERS = ("upper", "all")
 
@@ -54,25 +54,12 @@ def _block(first: int, upper_mlp_layer: Any, *, depth: int, mlp_layer: Any, **bl
     return Block(depth=depth, mlp_layer=upper_mlp_layer if depth >= first else mlp_layer, **block_args)
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        **kwargs,
-    }
-
-
 default_cfgs = generate_default_cfgs(
-    {f"{name}_{size}.untrained": _cfg() for name in ("cb_vit", "cb_s_vit") for size in ("ti", "s", "b")}
+    {
+        f"{name}_{size}.untrained": imagenet_cfg(fixed_input_size=True)
+        for name in ("cb_vit", "cb_s_vit")
+        for size in ("ti", "s", "b")
+    }
 )
 
 _SIZES = {

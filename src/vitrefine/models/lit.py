@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
+from vitrefine.models.config import imagenet_cfg
 from vitrefine.models.pyramid import create_pyramid
 
 # LIT-Ti is made to be compared with PVT-S, the others with Swin-T, S and B.
@@ -22,23 +22,8 @@ MEDIUM = {**SMALL, "depths": (2, 2, 18, 2)}
 BASE = {**MEDIUM, "embed_dims": (128, 256, 512, 1024), "num_heads": (4, 8, 16, 32)}
 
 
-def pyramid_cfg(**overrides: Any) -> dict[str, Any]:
-    """What timm's tools want to know of a model that is trained as DeiT and Swin are."""
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        **overrides,
-    }
-
-
 default_cfgs = generate_default_cfgs(
-    {f"lit_{name}.untrained": pyramid_cfg() for name in ("ti", "s", "m", "b", "ti_star", "s_star")}
+    {f"lit_{name}.untrained": imagenet_cfg() for name in ("ti", "s", "m", "b", "ti_star", "s_star")}
 )
 
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from timm.models._efficientnet_blocks import InvertedResidual, SqueezeExcite
 from timm.models._features import feature_take_indices
@@ -22,6 +21,7 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor, nn
 
 from vitrefine.errors import UserError
+from vitrefine.models.config import imagenet_cfg
 
 SQUEEZE_CHANNELS = 4
 
@@ -184,23 +184,7 @@ class LocalVisionTransformer(VisionTransformer):
         return intermediates if intermediates_only else (self.norm(x), intermediates)
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "localvit_ti.untrained": {
-            "url": "",
-            "num_classes": 1000,
-            "input_size": (3, 224, 224),
-            "pool_size": None,
-            "crop_pct": 0.9,
-            "interpolation": "bicubic",
-            "fixed_input_size": True,
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        }
-    }
-)
+default_cfgs = generate_default_cfgs({"localvit_ti.untrained": imagenet_cfg(fixed_input_size=True)})
 
 
 @register_model

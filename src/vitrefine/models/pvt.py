@@ -9,10 +9,10 @@ from typing import Any
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
-from vitrefine.models.lit import pyramid_cfg
+from vitrefine.models.config import imagenet_cfg
 from vitrefine.models.pyramid import create_pyramid
 
-default_cfgs = generate_default_cfgs({f"{name}.untrained": pyramid_cfg() for name in ("pvt_small", "pvt_small_msa")})
+default_cfgs = generate_default_cfgs({f"{name}.untrained": imagenet_cfg() for name in ("pvt_small", "pvt_small_msa")})
 
 
 @register_model
