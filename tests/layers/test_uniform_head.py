@@ -187,7 +187,7 @@ def test_works_in_a_timm_model(mode: str) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(UserError, match="mode 'add'"):
+    with pytest.raises(UserError, match="no mode of a uniform head 'add'"):
         UniformHeadAttention(DIM, HEADS, "add")
     with pytest.raises(UserError, match="24 channels do not divide into 5 heads"):
         UniformHeadAttention(DIM, 5)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from vitrefine import __version__
+from vitrefine.cli.convert import convert
 from vitrefine.cli.info import info
 from vitrefine.cli.models import models
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(models)
 app.command()(info)
+app.command()(convert)
 
 
 def _show_version(asked: bool) -> None:

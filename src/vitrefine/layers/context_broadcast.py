@@ -10,7 +10,7 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from vitrefine.errors import UserError
+from vitrefine.errors import check_choice
 from vitrefine.ops.context_broadcast import (
     TOKEN_DIMS,
     context_broadcast,
@@ -23,8 +23,7 @@ from vitrefine.ops.context_broadcast import (
 class _Broadcast(nn.Module):
     def __init__(self, layout: str = "NLC") -> None:
         super().__init__()
-        if layout not in TOKEN_DIMS:
-            raise UserError(f"there is no layout {layout!r}; choose one of {', '.join(TOKEN_DIMS)}")
+        check_choice("layout", layout, TOKEN_DIMS)
         self.layout = layout
 
     def extra_repr(self) -> str:
@@ -119,6 +118,7 @@ def create_broadcast(
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """The module that papers and specs call `cb`, `cb_s`, `cb_gate` or `cb_hybrid`; each takes what it needs."""
+    check_choice("broadcast", name, BROADCASTS)
     match name:
         case "cb":
             return ContextBroadcast(layout)
@@ -126,9 +126,7 @@ def create_broadcast(
             return ScaledContextBroadcast(dim, layout, device=device, dtype=dtype)
         case "cb_gate":
             return GatedContextBroadcast(layout, class_token)
-        case "cb_hybrid":
-            return HybridContextBroadcast(layout, class_token)
-    raise UserError(f"there is no broadcast {name!r}; choose one of {', '.join(BROADCASTS)}")
+    return HybridContextBroadcast(layout, class_token)
 
 
 class ContextBroadcastMlp(Mlp):

@@ -78,7 +78,7 @@ class RefinedAttention(_MapSharingAttention):
         *,
         shared: bool = False,
         hands_on: bool = False,
-        expansion: float | None = 3,
+        expansion: float = 3,
         kernel_size: int = 3,
         reduction: bool = True,
         constraint: str = "none",

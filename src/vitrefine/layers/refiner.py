@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrefine.errors import UserError
+from vitrefine.errors import UserError, check_choice
 from vitrefine.ops.refined_attention import Mix, refine_maps
 
 CONSTRAINTS = ("none", "spatial", "row+col")
@@ -21,7 +21,7 @@ class Refiner(nn.Module):
 
     Args:
         num_heads: Maps that come in.
-        expansion: Ratio r of maps in between; 1 is talking heads, None leaves the heads unmixed (DLA alone).
+        expansion: Ratio r of maps in between; 1 is talking heads, 0 leaves the heads unmixed (DLA alone).
         kernel_size: Side of the local kernels; 1 leaves DLA out.
         reduction: Whether the maps return to `num_heads`; without it `out_heads` is r times as many.
         constraint: Where a local kernel may reach (Table 4): `none`, any neighbour in (query, key); `spatial`,
@@ -38,7 +38,7 @@ class Refiner(nn.Module):
         self,
         num_heads: int,
         *,
-        expansion: float | None = 3,
+        expansion: float = 3,
         kernel_size: int = 3,
         reduction: bool = True,
         constraint: str = "none",
@@ -46,21 +46,20 @@ class Refiner(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if constraint not in CONSTRAINTS:
-            raise UserError(f"there is no constraint {constraint!r}; choose one of {', '.join(CONSTRAINTS)}")
+        check_choice("constraint", constraint, CONSTRAINTS)
         if kernel_size < 1:
             raise UserError(f"kernel_size={kernel_size} is too small; 1 leaves the convolution out, 3 is the paper's")
-        hidden = num_heads if expansion is None else round(num_heads * expansion)
+        hidden = round(num_heads * expansion) if expansion else num_heads
         if hidden < num_heads or hidden % num_heads:
             raise UserError(f"expansion={expansion} does not give each of {num_heads} heads the same number of maps")
-        if expansion is None and kernel_size == 1:
+        if not expansion and kernel_size == 1:
             raise UserError("this refiner would do nothing: give it an expansion or a kernel_size above 1")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads, self.hidden, self.kernel_size, self.constraint = num_heads, hidden, kernel_size, constraint
         self.out_heads = num_heads if reduction else hidden
         for name in ("expand", "local", "row", "column", "reduce"):
             self.register_parameter(name, None)
-        if expansion is not None:
+        if expansion:
             self.expand = nn.Parameter(torch.empty(hidden, num_heads, **factory))
             # Talking heads (r = 1, no convolution) is one square matrix: a second one would add nothing.
             if reduction and (hidden > num_heads or kernel_size > 1):
@@ -123,7 +122,7 @@ class Refiner(nn.Module):
 
 def distributed_local_attention(num_heads: int, kernel_size: int = 3, **options: object) -> Refiner:
     """DLA alone: each map convolved by its own kernel (Refiner Table 2)."""
-    return Refiner(num_heads, expansion=None, kernel_size=kernel_size, **options)  # type: ignore[arg-type]
+    return Refiner(num_heads, expansion=0, kernel_size=kernel_size, **options)  # type: ignore[arg-type]
 
 
 def attention_expansion(num_heads: int, expansion: float = 3, **options: object) -> Refiner:

@@ -8,7 +8,7 @@ timm has it for feature maps only, without masks; this one takes token sequences
 import torch
 from torch import Tensor, nn
 
-from vitrefine.errors import UserError
+from vitrefine.errors import UserError, check_choice
 from vitrefine.ops.context_broadcast import TOKEN_DIMS, mean_token
 
 
@@ -34,8 +34,7 @@ class TokenSqueezeExcitation(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if layout not in TOKEN_DIMS:
-            raise UserError(f"there is no layout {layout!r}; choose one of {', '.join(TOKEN_DIMS)}")
+        check_choice("layout", layout, TOKEN_DIMS)
         if not 1 <= reduction <= dim:
             raise UserError(f"squeeze-excitation cannot reduce {dim} channels {reduction} times; choose 1 to {dim}")
         self.layout = layout

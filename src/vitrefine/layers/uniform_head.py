@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrefine.errors import UserError
+from vitrefine.errors import UserError, check_choice
 from vitrefine.ops.refined_attention import visible_pairs
 
 MODES = ("replace", "widen", "append")
@@ -56,8 +56,7 @@ class UniformHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if mode not in MODES:
-            raise UserError(f"a uniform head has no mode {mode!r}; choose one of {', '.join(MODES)}")
+        check_choice("mode of a uniform head", mode, MODES)
         if dim % num_heads:
             raise UserError(f"{dim} channels do not divide into {num_heads} heads; choose a divisor of {dim}")
         if num_heads == 1 and mode != "append":

@@ -12,7 +12,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
-from vitrefine.errors import UserError
+from vitrefine.errors import check_choice
 from vitrefine.layers.context_broadcast import ContextBroadcastMlp
 from vitrefine.models.config import imagenet_cfg
 
@@ -40,8 +40,7 @@ class ContextBroadcastVisionTransformer(VisionTransformer):
         class_token: bool = True,
         **vit_args: Any,
     ) -> None:
-        if layers not in LAYERS:
-            raise UserError(f"there is no choice of layers {layers!r}; choose one of {', '.join(LAYERS)}")
+        check_choice("choice of layers", layers, LAYERS)
         first = depth // 2 if layers == "upper" else 0
         mlp_layer = partial(ContextBroadcastMlp, broadcast=broadcast, class_token=class_token)
         block_fn: Any = partial(_block, first, mlp_layer)  # timm asks for a class and only ever calls it

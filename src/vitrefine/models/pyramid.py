@@ -3,6 +3,7 @@
 What tells the models apart is data: which stages attend and how, how tokens merge, and where positions enter.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrefine.errors import UserError
+from vitrefine.errors import UserError, check_choice
 from vitrefine.layers.attention import GlobalAttention, SpatialReductionAttention
 from vitrefine.layers.block import PyramidBlock
-from vitrefine.layers.position import Grid, resize_position
+from vitrefine.layers.position import Grid, RelativePositionBias, resize_position
 from vitrefine.layers.token_merging import DeformableTokenMerging, UniformTokenMerging
+from vitrefine.models.sizes import check_size
 
+POOLING = ("token", "avg", "")
 MERGING: dict[str, Any] = {"deformable": DeformableTokenMerging, "conv": UniformTokenMerging, "swin": PatchMerging}
 
 
@@ -117,14 +120,19 @@ class PyramidTransformer(nn.Module):
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        check_choice("merging", merging, MERGING)
+        per_stage = (embed_dims, depths, num_heads, mlp_ratios, attention)
+        if len({len(values) for values in per_stage}) != 1:
+            raise UserError("embed_dims, depths, num_heads, mlp_ratios and attention need one entry each stage")
         # A class token learns nothing where the last stage does not attend: the mean has to do.
         class_token = not relative and attention[-1] > 0
         self.global_pool = ("token" if class_token else "avg") if global_pool is None else global_pool
+        check_choice("global_pool", self.global_pool, POOLING)
         self.num_classes, self.in_chans, self.patch_size = num_classes, in_chans, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = int(class_token)
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self._check_size(height, width)
+        check_size(height, width, 8 * patch_size)
         self.patch_embed = PatchEmbedding(in_chans, embed_dims[0], patch_size, **factory)
 
         drop_paths = torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist()
@@ -184,15 +192,6 @@ class PyramidTransformer(nn.Module):
                     if embedding is not None:
                         nn.init.trunc_normal_(embedding, std=0.02)
 
-    def _check_size(self, height: int, width: int) -> None:
-        step = self.patch_size * 8
-        if height % step or width % step or not height or not width:
-            near = sorted({max(step, side // step * step) for side in (height, height + step)})
-            raise UserError(
-                f"an image of {height}x{width} does not fit: each side must be a multiple of {step}, "
-                f"{' or '.join(map(str, near))} for instance"
-            )
-
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {n for n, _ in self.named_parameters() if n.endswith(("pos_embed", "cls_token", "position.table"))}
@@ -214,6 +213,7 @@ class PyramidTransformer(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
         if global_pool is not None:
+            check_choice("global_pool", global_pool, POOLING)
             self.global_pool = global_pool
         like = get_device_dtype(self)
         self.head = nn.Linear(self.num_features, num_classes, **like) if num_classes else nn.Identity()
@@ -231,7 +231,7 @@ class PyramidTransformer(nn.Module):
         assert output_fmt in ("NCHW", "NHWC"), "Output format must be NCHW or NHWC."
         take, last = feature_take_indices(len(self.stages), indices)
         maps: list[Tensor] = []
-        self._check_size(*x.shape[-2:])
+        check_size(x.shape[-2], x.shape[-1], 8 * self.patch_size)
         x = tokens = self.patch_embed(x)
         for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
             x, tokens = stage(x)
@@ -254,7 +254,7 @@ class PyramidTransformer(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """All tokens of the last stage, normalised; the class token first where there is one."""
-        self._check_size(*x.shape[-2:])
+        check_size(x.shape[-2], x.shape[-1], 8 * self.patch_size)
         x = tokens = self.patch_embed(x)
         for stage in self.stages:
             x, tokens = stage(x)
@@ -272,12 +272,33 @@ class PyramidTransformer(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
+def checkpoint_filter_fn(state: dict[str, Tensor], model: PyramidTransformer) -> dict[str, Tensor]:
+    """Weights made for square images of another size: positions and relative tables resized bicubically."""
+    state = dict(state)
+    for prefix, module in model.named_modules():
+        embedding, table = f"{prefix}.pos_embed", f"{prefix}.table"
+        if isinstance(module, PyramidStage) and module.pos_embed is not None and embedding in state:
+            state[embedding] = _fit(state[embedding], module.pos_embed, module.grid)
+        elif isinstance(module, RelativePositionBias) and table in state:
+            displacements = (2 * module.built_for[0] - 1, 2 * module.built_for[1] - 1)
+            state[table] = _fit(state[table][None], module.table[None], displacements)[0]
+    return state
+
+
+def _fit(position: Tensor, own: Tensor, grid: Grid) -> Tensor:
+    if position.shape == own.shape:
+        return position
+    side = math.isqrt(position.shape[1] - (own.shape[1] - grid[0] * grid[1]))
+    return resize_position(position, (side, side), grid)
+
+
 def create_pyramid(variant: str, pretrained: bool, defaults: dict[str, Any], kwargs: dict[str, Any]) -> nn.Module:
     """Build through timm, so that `features_only`, `out_indices` and pretrained loading work as they do there."""
     return build_model_with_cfg(
         PyramidTransformer,
         variant,
         pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
         **{**defaults, **kwargs},
     )

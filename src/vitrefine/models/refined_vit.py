@@ -5,6 +5,7 @@ and ReLU6 in the refiner, maps handed on unrefined. `variant="paper"` is the pap
 a linear refiner. The S, M and L models are official unless told otherwise; Base exists in the paper alone.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,13 +17,17 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrefine.errors import UserError
+from vitrefine.errors import UserError, check_choice
 from vitrefine.layers.position import Grid, resize_position
 from vitrefine.layers.refined_attention import OfficialRefinedAttention, RefinedAttention
 from vitrefine.layers.stem import ConvStem, LinearStem
+from vitrefine.models.config import imagenet_cfg
+from vitrefine.models.sizes import check_size
 from vitrefine.models.token_labels import mix_tokens, random_box, unmix_tokens
 
 VARIANTS = ("official", "paper")
+STEMS = {"conv": ConvStem, "linear": LinearStem}
+POOLING = ("token", "avg", "")
 
 
 class RefinedBlock(nn.Module):
@@ -111,8 +116,9 @@ class RefinedVisionTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if variant not in VARIANTS:
-            raise UserError(f"there is no variant {variant!r} of Refined-ViT; choose paper or official")
+        check_choice("variant", variant, VARIANTS)
+        check_choice("stem", stem, STEMS)
+        check_choice("global_pool", global_pool, POOLING)
         if variant == "official" and (kernel_size, reduction, constraint) != (3, True, "none"):
             raise UserError("kernel_size, reduction and constraint are options of variant=paper; add variant=paper")
         if embed_dim % num_heads:
@@ -123,10 +129,10 @@ class RefinedVisionTransformer(nn.Module):
         self.global_pool, self.num_prefix_tokens, self.grad_checkpointing = global_pool, 1, False
         self.mix_token = mix_token
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self._check_size(height, width)
+        check_size(height, width, patch_size)
         self.grid = (height // patch_size, width // patch_size)
 
-        self.patch_embed = (ConvStem if stem == "conv" else LinearStem)(in_chans, embed_dim, patch_size, **factory)
+        self.patch_embed = STEMS[stem](in_chans, embed_dim, patch_size, **factory)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim, **factory))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + self.grid[0] * self.grid[1], embed_dim, **factory))
         self.pos_drop = nn.Dropout(pos_drop_rate)
@@ -186,15 +192,6 @@ class RefinedVisionTransformer(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def _check_size(self, height: int, width: int) -> None:
-        step = self.patch_size
-        if height % step or width % step or not height or not width:
-            near = sorted({max(step, side // step * step) for side in (height, height + step)})
-            raise UserError(
-                f"an image of {height}x{width} does not fit: each side must be a multiple of {step}, "
-                f"{' or '.join(map(str, near))} for instance"
-            )
-
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token"}
@@ -217,6 +214,7 @@ class RefinedVisionTransformer(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
         if global_pool is not None:
+            check_choice("global_pool", global_pool, POOLING)
             self.global_pool = global_pool
         like = get_device_dtype(self)
         self.head = nn.Linear(self.num_features, num_classes, **like) if num_classes else nn.Identity()
@@ -224,7 +222,7 @@ class RefinedVisionTransformer(nn.Module):
 
     def _embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Patches as NHWC, positions not added yet."""
-        self._check_size(*x.shape[-2:])
+        check_size(x.shape[-2], x.shape[-1], self.patch_size)
         x = self.patch_embed(x).permute(0, 2, 3, 1)
         return x, (x.shape[1], x.shape[2])
 
@@ -306,17 +304,19 @@ class RefinedVisionTransformer(nn.Module):
         return self.head(self.head_drop(tokens[:, 0])), aux.flatten(1, 2), box
 
 
-def _cfg(crop_pct: float = 0.9, first_conv: str = "patch_embed.convs.0") -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "crop_pct": crop_pct,
-        "interpolation": "bicubic",
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.5, 0.5),
-        "first_conv": first_conv,
-        "classifier": "head",
-    }
+def checkpoint_filter_fn(state: dict[str, Tensor], model: RefinedVisionTransformer) -> dict[str, Tensor]:
+    """Weights made for square images of another size: positions resized bicubically, as the authors do on loading."""
+    position = state.get("pos_embed")
+    if position is None or position.shape == model.pos_embed.shape:
+        return state
+    side = math.isqrt(position.shape[1] - model.num_prefix_tokens)
+    return {**state, "pos_embed": resize_position(position, (side, side), model.grid)}
+
+
+def _cfg(crop_pct: float, first_conv: str = "patch_embed.convs.0") -> dict[str, Any]:
+    half = (0.5, 0.5, 0.5)
+    ends = {"first_conv": first_conv, "classifier": ("head", "aux_head")}  # both are new for other classes
+    return imagenet_cfg(crop_pct=crop_pct, mean=half, std=half, **ends)
 
 
 default_cfgs = generate_default_cfgs(
@@ -336,6 +336,7 @@ def _create(name: str, pretrained: bool, defaults: dict[str, Any], kwargs: dict[
         partial(RefinedVisionTransformer, variant=options.pop("variant")),
         name,
         pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": 3, "feature_cls": "getter"},
         **options,
     )

@@ -12,15 +12,14 @@ in for x_0, as it does in a mean-pooled classifier (our reading; the paper defin
 import torch
 from torch import Tensor
 
-from vitrefine.errors import UserError
+from vitrefine.errors import check_choice
 
 TOKEN_DIMS = {"NLC": (1,), "NHWC": (1, 2), "NCHW": (2, 3)}
 
 
 def mean_token(x: Tensor, *, layout: str = "NLC", mask: Tensor | None = None) -> Tensor:
     """The mean over tokens, kept broadcastable to x; over the tokens that `mask` (True: real) lets in, if given."""
-    if layout not in TOKEN_DIMS:
-        raise UserError(f"there is no layout {layout!r}; choose one of {', '.join(TOKEN_DIMS)}")
+    check_choice("layout", layout, TOKEN_DIMS)
     dims = TOKEN_DIMS[layout]
     if mask is None:
         return x.mean(dim=dims, keepdim=True)

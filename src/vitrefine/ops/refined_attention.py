@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrefine.errors import UserError
+from vitrefine.errors import UserError, check_choice
 
 
 class Mix(NamedTuple):
@@ -133,8 +133,7 @@ def refined_maps(
     impl: str = "auto",
 ) -> Tensor:
     """The (B, G, N, N) maps that multiply the values. A key that is masked stays exactly zero."""
-    if impl not in _REFINE:
-        raise UserError(f"refined attention has no implementation {impl!r}; choose one of {', '.join(_REFINE)}")
+    check_choice("implementation", impl, _REFINE)
     maps = _REFINE[impl](attention_maps(q, k, attn_mask=attn_mask, scale=scale), mix, grid=grid)
     if attn_mask is None:
         return maps

@@ -1,0 +1,13 @@
+"""Images that a model can take."""
+
+from vitrefine.errors import UserError
+
+
+def check_size(height: int, width: int, step: int) -> None:
+    """Refuse an image whose sides are not multiples of `step`, naming sizes that are."""
+    if height % step or width % step or not height or not width:
+        near = sorted({max(step, side // step * step) for side in (height, height + step)})
+        raise UserError(
+            f"an image of {height}x{width} does not fit: each side must be a multiple of {step}, "
+            f"{' or '.join(map(str, near))} for instance"
+        )
