@@ -4,11 +4,13 @@ import io
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.ops import deform_conv2d
 
 from vitrefine.ops import deformable_merge
+from vitrefine.ops.deformable_merge import deform_map
 
 
 def inputs(batch=2, height=8, width=6, channels=5, out=7, kernel_size=2, spread=1.5, dtype=torch.float32):
@@ -44,6 +46,47 @@ def test_equals_torchvision(batch, height, width, kernel_size, spread, seed):
         for ours_grad, theirs_grad in zip(gradients, torch.autograd.grad(theirs, arguments, upstream), strict=True):
             atol = tolerance * max(theirs_grad.abs().max().item(), 1.0)
             torch.testing.assert_close(ours_grad, theirs_grad, rtol=0, atol=atol)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([(3, 2, 1, 1), (2, 2, 0, 1), (7, 4, 3, 1), ((3, 2), (2, 1), (1, 0), 1), (3, 2, 2, 2), (1, 2, 0, 1)]),
+    st.sampled_from([1, 2, 6]), st.integers(5, 11), st.integers(5, 11), st.sampled_from([0.0, 1.3]),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_equals_torchvision_in_any_geometry(geometry, groups, height, width, spread, seed):
+    """What a model merges with: 3×3 with stride 2 and padding, depth-wise, oblong, dilated."""
+    torch.manual_seed(seed)
+    kernel, stride, padding, dilation = geometry
+    kernel = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        x = torch.randn(2, height, width, 6, dtype=dtype, requires_grad=True)
+        weight = torch.randn(12, 6 // groups, *kernel, dtype=dtype, requires_grad=True)
+        bias = torch.randn(12, dtype=dtype, requires_grad=True)
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        plain = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, groups=groups, **options)
+        taps = kernel[0] * kernel[1]
+        offset = (spread * torch.randn(2, 2 * taps, *plain.shape[2:], dtype=dtype)).requires_grad_()
+        ours = deformable_merge(x, offset, weight, bias, groups=groups, **options)
+        theirs = deform_conv2d(x.permute(0, 3, 1, 2), offset, weight, bias, **options).permute(0, 2, 3, 1)
+        scale = theirs.abs().max().item()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * scale)
+        if not spread:
+            torch.testing.assert_close(ours, plain.permute(0, 2, 3, 1), rtol=0, atol=tolerance * scale)
+        upstream, arguments = torch.randn_like(ours), (x, offset, weight, bias)
+        gradients = torch.autograd.grad(ours, arguments, upstream)
+        for ours_grad, theirs_grad in zip(gradients, torch.autograd.grad(theirs, arguments, upstream), strict=True):
+            atol = tolerance * max(theirs_grad.abs().max().item(), 1.0)
+            torch.testing.assert_close(ours_grad, theirs_grad, rtol=0, atol=atol)
+
+
+def test_a_deformed_map_is_what_the_regular_convolution_reads():
+    x, offset, weight, bias = inputs(height=6, width=10, dtype=torch.float64)
+    moved = deform_map(x, offset, 2)
+    assert moved.shape == x.shape
+    merged = F.conv2d(moved.permute(0, 3, 1, 2), weight, bias, stride=2).permute(0, 2, 3, 1)
+    torch.testing.assert_close(merged, deformable_merge(x, offset, weight, bias))
+    assert deform_map(x, torch.zeros_like(offset), 2).equal(x)
 
 
 def test_gradcheck():

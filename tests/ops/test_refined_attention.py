@@ -167,3 +167,11 @@ def test_unknown_implementation_is_named():
 def test_mix_without_a_step_is_refused():
     with pytest.raises(UserError, match="has no step"):
         Mix().fold()
+
+
+def test_dla_through_sdpa():
+    q, k, v = torch.randn(3, 2, 4, 6, 8, dtype=torch.float64)
+    mix = Mix(local=torch.randn(4, 3, 3, dtype=torch.float64))
+    torch.testing.assert_close(refined_attention(q, k, v, mix, impl="sdpa"), refined_attention(q, k, v, mix))
+    with pytest.raises(UserError, match="does not mix heads"):
+        refined_attention(q, k, v, mix._replace(expand=torch.eye(4, dtype=torch.float64)), impl="sdpa")

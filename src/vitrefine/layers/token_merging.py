@@ -19,6 +19,15 @@ from vitrefine.ops.deformable_merge import deformable_merge
 KERNEL_SIZE = 2
 
 
+class OffsetConvolution(nn.Conv2d):
+    """Says where the taps of a merging layer are read; starts at zero, so that merging starts uniform."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
 class DeformableTokenMerging(nn.Module):
     """DTM: tokens are read where learned offsets point, then merged."""
 
@@ -32,15 +41,13 @@ class DeformableTokenMerging(nn.Module):
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.offset = nn.Conv2d(dim, 2 * KERNEL_SIZE**2, KERNEL_SIZE, KERNEL_SIZE, **factory)
+        self.offset = OffsetConvolution(dim, 2 * KERNEL_SIZE**2, KERNEL_SIZE, KERNEL_SIZE, **factory)
         self.merge = nn.Conv2d(dim, out_dim, KERNEL_SIZE, KERNEL_SIZE, **factory)
         self.norm = nn.BatchNorm2d(out_dim, **factory)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start with zero offsets: uniform merging."""
-        nn.init.zeros_(self.offset.weight)
-        nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
+        """Return to zero offsets: uniform merging."""
+        self.offset.reset_parameters()
 
     def sampling_offsets(self, x: Tensor) -> Tensor:
         """(B, 8, H/2, W/2): dy, dx of each of the four taps, in tokens of the map that comes in."""
@@ -76,14 +83,14 @@ def offset_param_groups(
     """Optimiser groups in which offsets learn at `lr_scale` of the rate (LIT: 1e-5 beside 1e-3).
 
     Args:
-        model: Any model; where it has no DTM its groups come back as they are.
+        model: Any model; where nothing in it merges deformably its groups come back as they are.
         lr_scale: Share of the learning rate; timm's optimisers and schedulers read the key `lr_scale`.
         param_groups: Groups to split further, from timm's weight-decay or layer-decay grouping, say.
 
     Returns:
         The groups, those with offsets split in two.
     """
-    offsets = {id(p) for m in model.modules() if isinstance(m, DeformableTokenMerging) for p in m.offset.parameters()}
+    offsets = {id(p) for m in model.modules() if isinstance(m, OffsetConvolution) for p in m.parameters()}
     if param_groups is None:
         param_groups = [{"params": [p for p in model.parameters() if p.requires_grad]}]
     split: list[dict[str, Any]] = []

@@ -8,7 +8,9 @@ from vitrefine.ops.context_broadcast import (
     scaled_context_broadcast,
 )
 from vitrefine.ops.deformable_merge import deformable_merge
+from vitrefine.ops.local_attention import local_attention
 from vitrefine.ops.refined_attention import Mix, refined_attention, refined_maps
+from vitrefine.ops.relative_attention import relative_attention
 
 __all__ = [
     "Mix",
@@ -16,8 +18,10 @@ __all__ = [
     "deformable_merge",
     "gated_context_broadcast",
     "hybrid_context_broadcast",
+    "local_attention",
     "mean_token",
     "refined_attention",
     "refined_maps",
+    "relative_attention",
     "scaled_context_broadcast",
 ]

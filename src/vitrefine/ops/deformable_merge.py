@@ -1,27 +1,48 @@
-"""Deformable merging: a deformable convolution whose kernel equals its stride (LIT, Eqn. 7).
+"""Deformable merging: a convolution that reads its taps where learned offsets point (LIT, Eqn. 7).
 
-Each output token reads k×k points of the map, the regular grid moved by learned offsets, bilinearly and with zeros
-outside, and multiplies them by one weight matrix. The windows do not overlap, so the sampled map has the size of the
-input and the product is one matrix product: plain PyTorch, any dtype, no compiled extension. The sampling rule and
-the order of the offset channels (dy, dx of tap 0, of tap 1, …; taps row-major) are torchvision's `deform_conv2d`.
+LIT merges with kernel = stride = 2; models that merge otherwise (3×3 with stride 2, depth-wise) are served too. Each
+output token reads its points of the map, the regular grid moved by the offsets, bilinearly and with zeros outside, and
+multiplies them by one weight matrix. All of it is plain PyTorch: any dtype, no compiled extension. The sampling rule
+and the order of the offset channels (dy, dx of tap 0, of tap 1, …; taps row-major) are torchvision's `deform_conv2d`.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Size = int | tuple[int, int]
 
-def sample_points(offset: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
-    """Row and column coordinates of every tap, (B, k², h, w) each, in pixels of the input map."""
+
+def _pair(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def sample_points(
+    offset: Tensor, kernel_size: Size, *, stride: Size | None = None, padding: Size = 0, dilation: Size = 1
+) -> tuple[Tensor, Tensor]:
+    """Row and column coordinates of every tap, (B, taps, h, w) each, in pixels of the input map.
+
+    Args:
+        offset: Displacements in pixels, (B, 2·taps, h, w), h × w being the output map.
+        kernel_size: Taps down and across.
+        stride: Pixels from one window to the next; the kernel's size if None.
+        padding: Pixels by which the first window lies outside.
+        dilation: Pixels from one tap to the next.
+    """
+    (down, across), (pad_row, pad_column), (apart_row, apart_column) = map(_pair, (kernel_size, padding, dilation))
+    step_row, step_column = (down, across) if stride is None else _pair(stride)
     _, _, height, width = offset.shape
     # Below float32 a coordinate beyond 256 would lose its fraction.
     offset = offset.float() if offset.dtype in (torch.float16, torch.bfloat16) else offset
-    dy, dx = offset.unflatten(1, (kernel_size * kernel_size, 2)).unbind(2)
-    tap = torch.arange(kernel_size, device=offset.device, dtype=offset.dtype)
-    tap_row = tap.repeat_interleave(kernel_size)[:, None, None]
-    tap_column = tap.repeat(kernel_size)[:, None, None]
-    row = torch.arange(height, device=offset.device, dtype=offset.dtype)[:, None] * kernel_size
-    column = torch.arange(width, device=offset.device, dtype=offset.dtype) * kernel_size
+    dy, dx = offset.unflatten(1, (down * across, 2)).unbind(2)
+
+    def count(length: int) -> Tensor:
+        return torch.arange(length, device=offset.device, dtype=offset.dtype)
+
+    tap_row = (count(down) * apart_row).repeat_interleave(across)[:, None, None]
+    tap_column = (count(across) * apart_column).repeat(down)[:, None, None]
+    row = count(height)[:, None] * step_row - pad_row
+    column = count(width) * step_column - pad_column
     return row + tap_row + dy, column + tap_column + dx
 
 
@@ -44,21 +65,61 @@ def sample_bilinear(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return sampled
 
 
-def deformable_merge(x: Tensor, offset: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Merge each k×k window of an NHWC map into one token.
+def deform_map(
+    x: Tensor, offset: Tensor, kernel_size: Size, *, stride: Size | None = None, padding: Size = 0, dilation: Size = 1
+) -> Tensor:
+    """The map in which every tap of every window lies where the regular grid of kernel = stride would look for it.
+
+    Where kernel and stride are equal already the result has the size of `x`: windows do not overlap, and each point of
+    the map is one tap.
 
     Args:
         x: Map, (B, H, W, C).
-        offset: Displacements in pixels, (B, 2k², H // k, W // k).
-        weight: (C_out, C, k, k).
-        bias: (C_out,).
+        offset: Displacements in pixels, (B, 2·taps, h, w), h × w being the output map.
+        kernel_size, stride, padding, dilation: As in `sample_points`.
 
     Returns:
-        (B, H // k, W // k, C_out).
+        (B, h·kernel, w·kernel, C).
     """
-    kernel_size = weight.shape[-1]
-    taps = kernel_size * kernel_size
-    rows, columns = (points.permute(0, 2, 3, 1).flatten(1) for points in sample_points(offset, kernel_size))
+    down, across = _pair(kernel_size)
+    batch, (height, width) = x.shape[0], offset.shape[2:]
+    points = sample_points(offset, kernel_size, stride=stride, padding=padding, dilation=dilation)
+    rows, columns = (p.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2).reshape(batch, -1) for p in points)
+    return sample_bilinear(x, rows, columns).unflatten(1, (height * down, width * across))
+
+
+def deformable_merge(
+    x: Tensor,
+    offset: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Merge each window of an NHWC map into one token.
+
+    Args:
+        x: Map, (B, H, W, C).
+        offset: Displacements in pixels, (B, 2·taps, h, w), h × w being the output map: H // k × W // k if kernel and
+            stride are k and nothing is padded.
+        weight: (C_out, C // groups, kernel, kernel).
+        bias: (C_out,).
+        stride, padding, dilation: As in `sample_points`.
+        groups: Groups of channels that do not mix.
+
+    Returns:
+        (B, h, w, C_out).
+    """
+    kernel_size = (weight.shape[2], weight.shape[3])
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation}
+    if groups > 1:
+        taps = deform_map(x, offset, kernel_size, **geometry).permute(0, 3, 1, 2)
+        return F.conv2d(taps, weight, bias, stride=kernel_size, groups=groups).permute(0, 2, 3, 1)
+    points = sample_points(offset, kernel_size, **geometry)
+    rows, columns = (p.permute(0, 2, 3, 1).flatten(1) for p in points)
     windows = sample_bilinear(x, rows, columns)
-    windows = windows.reshape(x.shape[0], *offset.shape[2:], taps * x.shape[-1])
+    windows = windows.reshape(x.shape[0], *offset.shape[2:], kernel_size[0] * kernel_size[1] * x.shape[-1])
     return F.linear(windows, weight.permute(0, 2, 3, 1).flatten(1), bias)

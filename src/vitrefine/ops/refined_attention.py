@@ -52,6 +52,8 @@ def convolve_maps(maps: Tensor, kernel: Tensor, *, groups: int = 1, grid: tuple[
     before = (size - 1) // 2  # an even kernel takes the smaller half of the padding on the left and top
     padding = (before, size - 1 - before, before, size - 1 - before)
     if grid is None:
+        if groups == 1 and maps.device.type == "cpu":  # where dense convolutions run fastest with heads innermost
+            maps, kernel = (x.contiguous(memory_format=torch.channels_last) for x in (maps, kernel))
         return F.conv2d(F.pad(maps, padding), kernel, groups=groups)
     batch, heads, queries, _ = maps.shape
     images = maps.transpose(1, 2).reshape(batch * queries, heads, *grid)
@@ -173,10 +175,22 @@ def refined_attention(
         dropout_p: Dropout of the refined maps.
         scale: Factor of the scores; d^-½ if None.
         grid: Height and width of the image whose patches are the last keys: DLA then works on that image.
-        impl: `reference`, `collapsed`, or `auto` for the fastest that applies.
+        impl: `reference`, `collapsed`, `sdpa` (DLA alone), `triton` (on a GPU), or `auto`: collapsed, for now.
 
     Returns:
         (B, G, N, d), G the number of refined maps: H, or H' where there is no reduction.
     """
+    if impl == "triton":
+        from vitrefine.ops.kernels import refined_attention_triton
+
+        if grid is not None:
+            raise UserError("the Triton kernel does not follow an image: use impl=collapsed where there is a grid")
+        return refined_attention_triton(q, k, v, mix.fold(), attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
+    if impl == "sdpa":
+        from vitrefine.ops.local_attention import local_attention
+
+        if mix.local is None or mix.expand is not None or mix.reduce is not None or dropout_p:
+            raise UserError("impl=sdpa convolves maps and does not mix heads or drop out: use impl=collapsed")
+        return local_attention(q, k, v, mix.local, attn_mask=attn_mask, scale=scale, grid=grid)
     maps = refined_maps(q, k, mix, attn_mask=attn_mask, scale=scale, grid=grid, impl=impl)
     return aggregate(maps, v, dropout_p=dropout_p)

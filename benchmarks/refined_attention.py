@@ -1,0 +1,186 @@
+"""Refined attention on a GPU: our kernels against plain attention and every other way to compute it.
+
+    python benchmarks/refined_attention.py [--shapes 0,1] [--skip compiled]
+
+Prints a table a shape and writes results/refined_attention.csv: milliseconds (median, 10th and 90th percentile) of
+forward and of forward + backward as launched from Python, medians as replayed from a CUDA graph, and the memory of a
+training step beyond its inputs. bfloat16, expansion 3, a 3×3 kernel.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable
+from math import isnan, nan
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from vitrefine.layers.official_refiner import OfficialRefiner
+from vitrefine.ops.kernels import refined_attention_triton
+from vitrefine.ops.refined_attention import Mix, attention_maps, refined_attention
+
+SHAPES = [(128, 12, 197, 32), (32, 12, 577, 32), (16, 16, 785, 32), (1, 12, 4096, 32), (2, 12, 4096, 64)]
+RATIO, SIZE, REPEATS, SECONDS = 3, 3, 50, 2.0
+Attention = Callable[[Tensor, Tensor, Tensor, Mix], Tensor]
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def three_steps(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+    return refined_attention(q, k, v, Mix(*(w.to(q.dtype) for w in mix)), impl="reference")
+
+
+def collapsed(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+    return refined_attention(q, k, v, Mix(*(w.to(q.dtype) for w in mix)), impl="collapsed")
+
+
+def heads_innermost(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+    """cuDNN's convolution of maps whose heads are padded to 16 and lie innermost."""
+    maps = attention_maps(q, k)
+    heads = maps.shape[1]
+    spare = -heads % 16
+    maps = F.pad(maps, (0, 0, 0, 0, 0, spare)).contiguous(memory_format=torch.channels_last)
+    kernel = F.pad(mix.fold().to(q.dtype), (0, 0, 0, 0, 0, spare, 0, spare))
+    kernel = kernel.contiguous(memory_format=torch.channels_last)
+    return F.conv2d(maps, kernel, padding=SIZE // 2)[:, :heads] @ v
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+    return refined_attention_triton(q, k, v, mix.fold())
+
+
+def authors(heads: int) -> Attention:
+    refiner = OfficialRefiner(heads, expansion=RATIO, kernel_size=SIZE, device="cuda", dtype=torch.bfloat16)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+        return refiner(attention_maps(q, k)) @ v
+
+    return attend
+
+
+def events(step: Callable[[], object], repeats: int) -> list[float]:
+    """Milliseconds of each of many steps, launched one after the other as in a training loop."""
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for before, after in marks:
+        before.record()
+        step()
+        after.record()
+    torch.cuda.synchronize()
+    return sorted(before.elapsed_time(after) for before, after in marks)
+
+
+def timed(step: Callable[[], object]) -> tuple[float, float, float]:
+    """Median, 10th and 90th percentile."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    repeats = max(10, min(REPEATS, int(SECONDS * 1000 / max(events(step, 1)[0], 0.1))))
+    times = events(step, repeats)
+    return times[repeats // 2], times[repeats // 10], times[repeats * 9 // 10]
+
+
+def replayed(step: Callable[[], object]) -> float:
+    """Median when no time goes to launching: the steps of a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return timed(graph.replay)[0]
+
+
+def measure(attend: Attention, batch: int, heads: int, tokens: int, dim: int) -> dict[str, float]:
+    shape = (batch, heads, tokens, dim)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    hidden = heads * RATIO
+    mix = Mix(*(torch.randn(s, device="cuda").mul(0.2).requires_grad_() for s in _weight_shapes(heads, hidden)))
+    grad = torch.randn_like(q)
+    leaves = [q, k, v] if attend is plain or attend.__name__ == "attend" else [q, k, v, *mix]
+
+    @torch.no_grad()
+    def forward() -> None:
+        attend(q, k, v, mix)
+
+    def both() -> None:
+        torch.autograd.grad(attend(q, k, v, mix), leaves, grad)
+
+    both()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = attend(q, k, v, mix)
+    grads = torch.autograd.grad(kept, leaves, grad)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - held
+    del kept, grads
+    row = dict(zip(("fwd", "fwd_p10", "fwd_p90"), timed(forward), strict=True))
+    row |= dict(zip(("both", "both_p10", "both_p90"), timed(both), strict=True))
+    # The others take so long that launching costs them nothing.
+    graphs = (replayed(forward), replayed(both)) if attend in (plain, ours) else (nan, nan)
+    return row | dict(zip(("fwd_graph", "both_graph"), graphs, strict=True)) | {"train_mib": peak / 2**20}
+
+
+def _weight_shapes(heads: int, hidden: int) -> list[tuple[int, ...]]:
+    return [(hidden, heads), (hidden, SIZE, SIZE), (heads, hidden)]
+
+
+def written(value: object) -> object:
+    """Four decimals; nothing where nothing was measured."""
+    if not isinstance(value, float):
+        return value
+    return "" if isnan(value) else f"{value:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shapes", default=",".join(map(str, range(len(SHAPES)))), help="indices into SHAPES")
+    parser.add_argument("--skip", default="", help="leave out competitors whose name contains this")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "refined_attention.csv")
+    options = parser.parse_args()
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    rows = []
+    for index in map(int, options.shapes.split(",")):
+        batch, heads, tokens, dim = SHAPES[index]
+        competitors: dict[str, Attention] = {
+            "SDPA, no refinement": plain,
+            "vitrefine, Triton": ours,
+            "three steps, eager": three_steps,
+            "three steps, compiled": torch.compile(three_steps, dynamic=False),
+            "one convolution, eager": collapsed,
+            "one convolution, compiled": torch.compile(collapsed, dynamic=False),
+            "one convolution, heads innermost": heads_innermost,
+            "authors' form, eager": authors(heads),
+        }
+        print(f"\nB{batch} H{heads} N{tokens} d{dim}: ms forward | forward + backward (in a graph) | MiB of training")
+        for name, attend in competitors.items():
+            if options.skip and options.skip in name:
+                continue
+            try:
+                row = measure(attend, batch, heads, tokens, dim)
+            except torch.OutOfMemoryError:
+                print(f"{name:34s} out of memory")
+                continue
+            rows.append({"batch": batch, "heads": heads, "tokens": tokens, "dim": dim, "name": name} | row | machine)
+            print(
+                f"{name:34s} {row['fwd']:8.3f} ({row['fwd_graph']:.3f}) | {row['both']:8.3f} ({row['both_graph']:.3f})"
+                f" | {row['train_mib']:6.0f}".replace("(nan)", "       "),
+                flush=True,
+            )
+            torch.cuda.empty_cache()
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with options.out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=rows[0])
+            writer.writeheader()
+            writer.writerows({column: written(value) for column, value in row.items()} for row in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""How refined attention is cut up: tiles of a kernel, and chunks of work whose maps fit the scratch memory."""
+
+from typing import NamedTuple
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+class Tile(NamedTuple):
+    """What one program of a kernel works on, and with how many warps and pipeline stages."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int = 1
+    registers: int | None = None  # cap of a thread's registers, where a second resident program is worth more
+
+    def options(self) -> dict[str, int | None]:
+        """Launch options of the kernel."""
+        return {
+            "ROWS": self.rows,
+            "KEYS": self.keys,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "maxnreg": self.registers,
+        }
+
+
+# Measured on an H200 (benchmarks/NOTES.md); a table rather than an autotuner, so that a first step takes no longer.
+TILES = {
+    "norm": Tile(128, 32, 4),
+    "maps": Tile(64, 16, 8, 2),
+    "maps_backward": Tile(32, 16, 4),
+    "aggregate": Tile(32, 16, 8, 3),
+    "grad_mix": Tile(16, 32, 4, 3),
+    "grad_scores": Tile(16, 16, 4, 3),
+    "grad_keys": Tile(16, 16, 4, 2),
+    "grad_bias": Tile(16, 32, 8),
+}
+# For twice the bytes a pixel or twice the channels of a head: less at a time.
+WIDE_TILES = {
+    "norm": Tile(64, 32, 4),
+    "maps": Tile(16, 16, 4),
+    "maps_backward": Tile(16, 16, 4),
+    "aggregate": Tile(16, 16, 4, 2),
+    "grad_mix": Tile(16, 16, 4, 2),
+    "grad_scores": Tile(16, 16, 4, 2),
+    "grad_keys": Tile(16, 16, 4, 2),
+    "grad_bias": Tile(16, 16, 8),
+}
+# For more than that: nothing in flight, and more threads to hold the sums.
+WIDEST_TILES = {name: tile._replace(warps=8, stages=1) for name, tile in WIDE_TILES.items()}
+RESIDENT_ROWS = 132 * 32  # rows that an H200 works on at once: two programs of 16 rows, or one of 32, a multiprocessor
+# Maps of one chunk, all buffers together: enough for those rows, within bounds. Linear in the number of keys.
+LEAST_BYTES, MOST_BYTES = 84 << 20, 1 << 30
+MIX_PROGRAMS = 66  # partial sums of the mix's gradient, for each row of the window
+
+
+def tiles_for(heads: int, dim: int, item: int, *, masked: bool) -> dict[str, Tile]:
+    """The tiles of all kernels, for padded heads, padded channels of a head, and bytes of a value."""
+    load = (heads // 16) * (max(dim, 32) // 32) * (item // 2) * (2 if masked else 1)
+    return TILES if load == 1 else WIDE_TILES if load == 2 else WIDEST_TILES
+
+
+class Chunk(NamedTuple):
+    """Images, and rows of their maps, that are worked on together."""
+
+    first_image: int
+    images: int
+    first_out: int
+    last_out: int
+
+
+class Buffer(NamedTuple):
+    """Maps of one image in scratch memory, with their border of zeros."""
+
+    rows: int
+    width: int
+    heads: int
+
+
+# Triton's own two functions are also its language's, and cost microseconds each outside of a kernel.
+def cdiv(amount: int, by: int) -> int:
+    """Quotient, rounded up."""
+    return -(-amount // by)
+
+
+def padded(amount: int) -> int:
+    """The next power of two, 16 at least: what a matrix product takes."""
+    return max(16, 1 << (amount - 1).bit_length())
+
+
+def span(size: int, heads: int) -> int:
+    """Values that two neighbouring outputs read of a map's row, padded."""
+    return padded((size + 1) * heads)
+
+
+def buffer(n_rows: int, n_keys: int, size: int, heads: int) -> Buffer:
+    """Rows and columns in pairs, and the whole window of the last pair inside."""
+    across = span(size, heads) // heads
+    return Buffer((n_rows + 1) // 2 * 2 + size - 1, (n_keys + 1) // 2 * 2 + across - 2, heads)
+
+
+def windows(maps: torch.Tensor, images: int, of: Buffer, n_keys: int, size: int, tile: Tile) -> TensorDescriptor:
+    """The overlapping windows of a buffer, (row pairs, 2, column pairs, SPAN), read in such tiles."""
+    reach = span(size, of.heads)
+    return TensorDescriptor(
+        maps,
+        shape=[images * of.rows // 2, 2, (n_keys + 1) // 2, reach],
+        strides=[2 * of.width * of.heads, of.width * of.heads, 2 * of.heads, 1],
+        block_shape=[tile.rows // 2, 1, tile.keys // 2, reach],
+    )
+
+
+def chunks(batch: int, n_queries: int, n_keys: int, size: int, heads: int, item: int, tile_rows: int) -> list[Chunk]:
+    """Whole images where they fit the scratch memory, else runs of rows; `item` bytes a value, all buffers together.
+
+    Among the sizes that fit, that for which programs of `tile_rows` rows fill the GPU the fewest times.
+    """
+    whole = buffer(n_queries, n_keys, size, heads)
+    row_bytes = whole.width * heads * item
+    budget = min(max(LEAST_BYTES, RESIDENT_ROWS * row_bytes), MOST_BYTES)
+    most = budget // (row_bytes * whole.rows)
+    if most >= 1:
+        fewest = cdiv(batch, most)
+
+        def waves(parts: int) -> int:
+            return parts * cdiv(cdiv(batch, parts) * cdiv(n_queries, tile_rows), RESIDENT_ROWS // tile_rows)
+
+        images = cdiv(batch, min(range(fewest, min(batch, fewest + 3) + 1), key=waves))
+        return [Chunk(first, min(images, batch - first), 0, n_queries) for first in range(0, batch, images)]
+    parts = cdiv(n_queries, max(16, (budget // row_bytes - size + 1) // 16 * 16))
+    rows = cdiv(cdiv(n_queries, parts), 16) * 16
+    return [
+        Chunk(image, 1, first, min(n_queries, first + rows))
+        for image in range(batch)
+        for first in range(0, n_queries, rows)
+    ]

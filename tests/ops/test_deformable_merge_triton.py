@@ -1,0 +1,186 @@
+"""The merging kernels against the specification in float64, on the GPU or in Triton's interpreter.
+
+The interpreter must be chosen before Triton is imported, and other tests may have imported it: without a GPU this file
+therefore runs itself, at small sizes, in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitrefine.errors import UserError
+from vitrefine.ops.deformable_merge import deformable_merge
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if ON_GPU else "cpu"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
+on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+
+if ON_GPU or INTERPRETED:
+    from vitrefine.ops.kernels.deformable_merge import deformable_merge_triton
+
+
+@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Memory that nothing wrote is NaN, so a result that was not written cannot pass."""
+    torch.manual_seed(0)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def inputs(batch=2, height=6, width=8, channels=20, out=24, kernel=2, spread=1.0, dtype=torch.float32, size=None):
+    size = (height // kernel, width // kernel) if size is None else size
+    drawn = (
+        torch.randn(batch, height, width, channels),
+        spread * torch.randn(batch, 2 * kernel**2, *size),
+        torch.randn(out, channels, kernel, kernel),
+        torch.randn(out),
+    )
+    return [t.to(DEVICE, dtype).requires_grad_() for t in drawn]
+
+
+def relative_error(ours, exact):
+    return ((ours.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
+
+
+def check(arguments, **geometry):
+    """Output and all gradients, relative to the specification in float64."""
+    exact_arguments = [t.detach().double().requires_grad_() for t in arguments]
+    ours, exact = deformable_merge_triton(*arguments, **geometry), deformable_merge(*exact_arguments, **geometry)
+    assert ours.dtype == arguments[0].dtype
+    tolerance = TOLERANCE[ours.dtype]
+    assert relative_error(ours, exact) < tolerance
+    upstream = torch.randn_like(ours)
+    gradients = torch.autograd.grad(ours, arguments, upstream)
+    exact_gradients = torch.autograd.grad(exact, exact_arguments, upstream.double())
+    for argument, gradient, exact_gradient in zip(arguments, gradients, exact_gradients, strict=True):
+        assert gradient.dtype == argument.dtype
+        assert relative_error(gradient, exact_gradient) < tolerance
+    return ours, gradients
+
+
+@runs_kernels
+@settings(max_examples=8 if not ON_GPU else 30, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(2, 9), st.integers(2, 9), st.integers(1, 40), st.integers(1, 20),
+    st.sampled_from([0.0, 0.7, 4.0]), st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_follows_the_specification(batch, height, width, channels, out, spread, dtype, seed):
+    torch.manual_seed(seed)
+    check(inputs(batch, height, width, channels, out, spread=spread, dtype=dtype))
+
+
+@runs_kernels
+@pytest.mark.parametrize("stride", [2, (2, 1)])
+def test_serves_windows_that_overlap(stride):
+    down, across = stride if isinstance(stride, tuple) else (stride, stride)
+    size = ((7 + 2 - 3) // down + 1, (9 + 2 - 3) // across + 1)
+    check(inputs(height=7, width=9, kernel=3, size=size), stride=stride, padding=1)
+    size = ((7 + 2 - 5) // down + 1, (9 + 2 - 5) // across + 1)
+    check(inputs(height=7, width=9, kernel=3, size=size), stride=stride, padding=1, dilation=2)
+
+
+@runs_kernels
+def test_every_tap_at_one_place():
+    """The longest list a pixel can have; and taps far outside, which reach nothing."""
+    x, offset, weight, bias = inputs(spread=0)
+    row, column = torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")
+    with torch.no_grad():
+        for tap in range(4):
+            offset[:, 2 * tap] = (2.3 - 2 * row - tap // 2).to(offset)
+            offset[:, 2 * tap + 1] = (3.6 - 2 * column - tap % 2).to(offset)
+        offset[1] = 1e30
+    output, gradients = check([x, offset, weight, bias])
+    torch.testing.assert_close(output[1], bias.expand_as(output[1]))
+    assert not gradients[0][1].any()
+
+
+@runs_kernels
+def test_same_bits_twice():
+    arguments = inputs(batch=3, height=14, width=10, spread=2.0)
+    upstream = torch.randn(3, 7, 5, 24, device=DEVICE)
+    once, again = (torch.autograd.grad(deformable_merge_triton(*arguments), arguments, upstream) for _ in range(2))
+    assert all(a.equal(b) for a, b in zip(once, again, strict=True))
+
+
+@runs_kernels
+def test_takes_any_layout():
+    x, offset, weight, bias = inputs()
+    moved = x.detach().permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1).requires_grad_()
+    last = offset.detach().to(memory_format=torch.channels_last).requires_grad_()
+    still = offset.detach()[:, :, :1, :1].expand(-1, -1, 3, 4)
+    for layout in ((moved, offset), (x, last), (x, still.requires_grad_())):
+        check([*layout, weight, bias])
+    assert deformable_merge_triton(x, offset, weight).shape == (2, 3, 4, 24)
+
+
+@runs_kernels
+def test_compiles_whole_and_exports():
+    arguments = inputs()
+    compiled = torch.compile(deformable_merge_triton, fullgraph=True)
+    ours, eager = compiled(*arguments), deformable_merge_triton(*arguments)
+    assert ours.equal(eager)
+    upstream = torch.randn_like(ours)
+    pairs = zip(*(torch.autograd.grad(y, arguments, upstream) for y in (ours, eager)), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+    class Merge(torch.nn.Module):
+        def forward(self, *tensors):
+            return deformable_merge_triton(*tensors)
+
+    detached = tuple(t.detach() for t in arguments)
+    assert torch.export.export(Merge(), detached).module()(*detached).equal(eager)
+
+
+@runs_kernels
+def test_operator_is_registered_soundly():
+    arguments = inputs(batch=1, height=4, width=4, channels=3, out=5)
+    torch.library.opcheck(torch.ops.vitrefine.deformable_merge.default, (*arguments, [2, 2, 0, 0, 1, 1]))
+
+
+@runs_kernels
+def test_autocast_merges_in_half_precision():
+    arguments = inputs()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        output = deformable_merge_triton(*arguments)
+    assert output.dtype == torch.bfloat16
+    assert relative_error(output, deformable_merge(*(t.detach().double() for t in arguments))) < 1e-2
+    assert all(g.dtype == torch.float32 for g in torch.autograd.grad(output.sum(), arguments))
+
+
+@runs_kernels
+def test_refuses_what_it_cannot_do():
+    x, offset, weight, bias = inputs()
+    with pytest.raises(UserError, match="one type"):
+        deformable_merge_triton(x.double(), offset, weight.double(), bias.double())
+    with pytest.raises(UserError, match="groups"):
+        deformable_merge_triton(x, offset, weight[:, :10], bias)
+    with pytest.raises(UserError, match="4 taps"):
+        deformable_merge_triton(x, offset[:, :6], weight, bias)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("channels", "size", "out"), [(96, 56, 192), (384, 14, 768), (64, 25, 128)])
+def test_model_shapes(channels, size, out, dtype):
+    check(inputs(4, size, size, channels, out, spread=0.8, dtype=dtype))
