@@ -50,7 +50,9 @@ def test_equals_torchvision(batch, height, width, kernel_size, spread, seed):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.sampled_from([(3, 2, 1, 1), (2, 2, 0, 1), (7, 4, 3, 1), ((3, 2), (2, 1), (1, 0), 1), (3, 2, 2, 2), (1, 2, 0, 1)]),
+    st.sampled_from(
+        [(3, 2, 1, 1), (2, 2, 0, 1), (7, 4, 3, 1), ((3, 2), (2, 1), (1, 0), 1), (3, 2, 2, 2), (1, 2, 0, 1)]
+    ),
     st.sampled_from([1, 2, 6]), st.integers(5, 11), st.integers(5, 11), st.sampled_from([0.0, 1.3]),
     st.integers(0, 10**6),
 )  # fmt: skip

@@ -89,7 +89,7 @@ def test_convert(folder):
     assert metadata.keys() == {"format", "vitrefine"}
     assert metadata["format"] == "pt"
     about = json.loads(metadata["vitrefine"])
-    assert about.keys() == {"spec", "version", "input"}
+    assert about.keys() == {"spec", "version", "input", "crc32"}
     assert about["version"] == vitrefine.__version__
     assert about["input"] == {
         "mean": [0.485, 0.456, 0.406],

@@ -1,18 +1,14 @@
 """`vitrefine convert`: a checkpoint of the authors' repositories as a file that our models load."""
 
-import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrefine import __version__
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
     from vitrefine.models.convert import Converted
-    from vitrefine.surgery.spec import Spec
 
 _INPUT = ("mean", "std", "crop_pct", "input_size", "interpolation")
 
@@ -35,13 +31,14 @@ def convert(
     _check_out(out, force)
     from vitrefine.models.convert import SOURCES
     from vitrefine.models.convert import convert as read
+    from vitrefine.surgery.checkpoint import write
     from vitrefine.surgery.spec import Call, Spec, show
 
     if source not in SOURCES:
         raise UserError(f"--from {source} is unknown; choose {' or '.join(SOURCES)}")
     converted = read(file, source)
     spec = Spec(Call(converted.name, converted.arguments))
-    _write(out, _serialise(converted, spec))
+    write(out, converted.state, {"spec": str(spec), "input": _images(converted)})
     arguments = ", ".join(f"{key}={show(value)}" for key, value in spec.base.args.items())
     typer.echo(f"model       {converted.name}")
     typer.echo(f"arguments   {arguments or 'none'}")
@@ -61,34 +58,12 @@ def _check_out(out: Path, force: bool) -> None:
         raise UserError(f"there is no folder {out.parent} to write {out.name} into; create it first")
 
 
-def _metadata(converted: "Converted", spec: "Spec") -> dict[str, str]:
+def _images(converted: "Converted") -> dict[str, Any]:
+    """How the authors prepare images for this model."""
     from timm.models import get_pretrained_cfg
 
     config: Any = get_pretrained_cfg(converted.name)
     images = {key: getattr(config, key) for key in _INPUT}
     if side := converted.arguments.get("img_size"):
         images["input_size"] = (3, side, side)
-    return {"format": "pt", "vitrefine": json.dumps({"spec": str(spec), "version": __version__, "input": images})}
-
-
-def _serialise(converted: "Converted", spec: "Spec") -> bytes:
-    from safetensors.torch import save
-
-    # Tensors of a checkpoint may share memory or be strided, which the format refuses.
-    weights = {name: weight.detach().contiguous().clone() for name, weight in converted.state.items()}
-    return save(weights, _metadata(converted, spec))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that a full disk or a kill neither leaves half a file nor harms the old one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    return images

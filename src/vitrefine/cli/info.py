@@ -1,7 +1,6 @@
 """`vitrefine info`: what a model costs, and where."""
 
 import dataclasses
-import difflib
 import itertools
 import json
 import math
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrefine.models.cost import Cost
-    from vitrefine.surgery.spec import Spec
 
 Size = tuple[int, int]
 
@@ -33,7 +31,7 @@ _NEAREST = 2  # how many sizes to propose
 
 
 def info(
-    spec: Annotated[str, typer.Argument(help="A model's name, with arguments in brackets if any.")],
+    spec: Annotated[str, typer.Argument(help="A model, with its modifications if any: vit_small_patch16_224+cb.")],
     size: Annotated[
         str | None, typer.Option(metavar="N|HxW", help="Size of the image; the model's own if left out.")
     ] = None,
@@ -45,6 +43,7 @@ def info(
     Examples:
       vitrefine info vit_small_patch16_224
       vitrefine info refined_vit_s --size 384
+      vitrefine info vit_small_patch16_224+refiner+cb_s
       vitrefine info resnet50 --size 256x320 --json
       vitrefine info 'vit_small_patch16_224(img_size=32,patch_size=4)'
     """
@@ -91,25 +90,6 @@ def _print(spec: str, cost: "Cost") -> None:
     console.print(f"{MACS_NOTE} Activations: the elements that these operations put out.", highlight=False)
 
 
-def _create(spec: "Spec", **base_args: Any) -> "nn.Module":
-    import timm
-
-    import vitrefine.models  # noqa: F401  (registers the papers' models)
-
-    if spec.library != "timm" or spec.modifications:
-        raise UserError(f"the cost of {spec} cannot be counted: give the name of a timm model without modifications")
-    if not timm.is_model(spec.model):
-        near = difflib.get_close_matches(spec.model, timm.list_models(), n=3)
-        remedy = f"did you mean {', '.join(near)}?" if near else "timm.list_models() names those there are"
-        raise UserError(f"there is no model {spec.model!r}; {remedy}")
-    try:
-        return timm.create_model(spec.model, **{**spec.base.args, **base_args})
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{spec.base} cannot be made: {str(error).partition(chr(10))[0]}") from error
-
-
 def build(spec: str, size: Size | None = None) -> tuple["nn.Module", Size, int]:
     """A model without storage for its weights, the size of its images and their channels.
 
@@ -119,16 +99,17 @@ def build(spec: str, size: Size | None = None) -> tuple["nn.Module", Size, int]:
     """
     import torch
 
+    from vitrefine.surgery.create import create
     from vitrefine.surgery.spec import parse
 
     parsed = parse(spec)
     with torch.device("meta"):
         try:
-            model = _create(parsed, **({} if size is None else {"img_size": size}))
+            model = create(parsed, **({} if size is None else {"img_size": size}))
         except UserError as error:
             if size is None or "img_size" not in str(error):
                 raise
-            model = _create(parsed)  # it takes images of any size
+            model = create(parsed)  # it takes images of any size
     if size is not None and not _covers(model, size):
         raise UserError(f"{spec} would cut the edge off an image of {size[0]}x{size[1]}")
     config: Any = {"input_size": (3, 224, 224), **(getattr(model, "pretrained_cfg", None) or {})}

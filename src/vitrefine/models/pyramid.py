@@ -131,7 +131,7 @@ class PyramidTransformer(nn.Module):
         self.num_classes, self.in_chans, self.patch_size = num_classes, in_chans, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = int(class_token)
-        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        height, width = self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         check_size(height, width, 8 * patch_size)
         self.patch_embed = PatchEmbedding(in_chans, embed_dims[0], patch_size, **factory)
 

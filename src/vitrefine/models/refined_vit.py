@@ -128,7 +128,7 @@ class RefinedVisionTransformer(nn.Module):
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.global_pool, self.num_prefix_tokens, self.grad_checkpointing = global_pool, 1, False
         self.mix_token = mix_token
-        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        height, width = self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         check_size(height, width, patch_size)
         self.grid = (height // patch_size, width // patch_size)
 

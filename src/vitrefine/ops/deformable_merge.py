@@ -6,6 +6,8 @@ multiplies them by one weight matrix. All of it is plain PyTorch: any dtype, no 
 and the order of the offset channels (dy, dx of tap 0, of tap 1, …; taps row-major) are torchvision's `deform_conv2d`.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -114,7 +116,7 @@ def deformable_merge(
         (B, h, w, C_out).
     """
     kernel_size = (weight.shape[2], weight.shape[3])
-    geometry = {"stride": stride, "padding": padding, "dilation": dilation}
+    geometry: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     if groups > 1:
         taps = deform_map(x, offset, kernel_size, **geometry).permute(0, 3, 1, 2)
         return F.conv2d(taps, weight, bias, stride=kernel_size, groups=groups).permute(0, 2, 3, 1)

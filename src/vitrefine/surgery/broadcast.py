@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitrefine.errors import UserError
 from vitrefine.layers.context_broadcast import create_broadcast
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
+from vitrefine.surgery.padding import Padding, padding_around
 from vitrefine.surgery.registry import Layers, modification, resolve_layers
 from vitrefine.surgery.survey import Survey, survey
 
@@ -25,47 +26,73 @@ class BroadcastAfter(Graft):
     """A module whose output passes through `broadcast`."""
 
     broadcast: nn.Module
+    broadcast_padding: Padding | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)
-        if isinstance(output, Tensor):
-            return self.broadcast(output)
-        return type(output)((self.broadcast(output[0]), *output[1:]))
+        x = output if isinstance(output, Tensor) else output[0]
+        mask = None if self.broadcast_padding is None else self.broadcast_padding.mask_for(x)
+        changed = self.broadcast(x, mask)
+        return changed if isinstance(output, Tensor) else type(output)((changed, *output[1:]))
 
 
 class BroadcastBefore(Graft):
     """A module whose first argument passes through `broadcast_before`."""
 
     broadcast_before: nn.Module
+    broadcast_before_padding: Padding | None
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().forward(self.broadcast_before(x), *args, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else next(iter(kwargs.values()))
+        mask = None if self.broadcast_before_padding is None else self.broadcast_before_padding.mask_for(x)
+        changed = self.broadcast_before(x, mask)
+        # PyTorch's own attention is given the same tokens three times: as queries, keys and values.
+        args = tuple(changed if given is x else given for given in args)
+        kwargs = {name: changed if given is x else given for name, given in kwargs.items()}
+        return super().forward(*args, **kwargs)
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
+    """Where something happens to tokens: before or after a module, in which layout, with how many channels."""
+
     module: str
     before: bool
     layout: str
     dim: int
 
 
-def _mlp_places(found: Survey, model: nn.Module, position: Position) -> list[_Place]:
+def mlp_places(found: Survey, model: nn.Module, position: Position) -> list[Place]:
+    """One place in every MLP; a `UserError` with the reason where there is none."""
+    kind = type(model).__name__
     if not found.mixes_tokens:
         raise UserError(
-            f"{type(model).__name__} mixes tokens by convolution or pooling only; broadcasting relieves attention, "
+            f"{kind} mixes tokens by convolution or pooling only; broadcasting relieves attention, "
             "so it needs a model that attends or mixes tokens by an MLP"
         )
     if not found.mlps:
-        raise UserError(f"{type(model).__name__} has no MLP after its attention to broadcast in; try block=attention")
+        raise UserError(f"{kind} has no MLP after its attention to broadcast in; try block=attention")
+    if any(getattr(module, "chunk_size_feed_forward", 0) for module in model.modules()):
+        raise UserError(
+            f"{kind} gives its MLPs a few tokens at a time, so they see no mean; set chunk_size_feed_forward to 0"
+        )
     if position == "mid":
-        return [_Place(site.middle, True, site.layout, site.hidden) for site in found.mlps]
+        return [Place(_inner(model, site.middle, 0), True, site.layout, site.hidden) for site in found.mlps]
     if position == "front":
-        return [_Place(site.front, True, site.layout, site.dim) for site in found.mlps]
-    return [_Place(site.end, False, site.layout, site.dim) for site in found.mlps]
+        return [Place(_inner(model, site.front, 0), True, site.layout, site.dim) for site in found.mlps]
+    return [Place(_inner(model, site.end, -1), False, site.layout, site.dim) for site in found.mlps]
 
 
-def _attention_places(found: Survey, model: nn.Module, position: Position) -> list[_Place]:
+def _inner(model: nn.Module, name: str, index: int) -> str:
+    """The first or last module of a sequence in its stead: a sequence would run a part given to it as one more step."""
+    module = model.get_submodule(name)
+    while isinstance(module, nn.Sequential):
+        child, module = list(module.named_children())[index]
+        name = f"{name}.{child}"
+    return name
+
+
+def _attention_places(found: Survey, model: nn.Module, position: Position) -> list[Place]:
     if position == "mid":
         raise UserError("position=mid is a place in the MLP; an attention has front and end")
     if not found.attentions:
@@ -73,8 +100,9 @@ def _attention_places(found: Survey, model: nn.Module, position: Position) -> li
     places = []
     for site in found.attentions:
         visit = found.visits[site.name]
-        if len(visit.output) == 3 and len(visit.inputs) == 3:
-            places.append(_Place(site.name, position == "front", "NLC", visit.output[-1]))
+        tokens_first = isinstance(visit.module, nn.MultiheadAttention) and not visit.module.batch_first
+        if len(visit.output) == 3 and len(visit.inputs) == 3 and not tokens_first:
+            places.append(Place(site.name, position == "front", "NLC", visit.output[-1]))
     if not places:
         raise UserError(f"the attention of {type(model).__name__} does not work on plain tokens; use block=mlp")
     return places
@@ -86,24 +114,37 @@ def _has_class_token(model: nn.Module) -> bool:
     return text or any(name.rsplit(".", 1)[-1] in names for name, _ in model.named_parameters())
 
 
+def factory_arguments(model: nn.Module, name: str) -> dict[str, Any]:
+    """Device and type of the weights nearest to a module that may have none itself, such as a dropout."""
+    while True:
+        for parameter in model.get_submodule(name).parameters():
+            if parameter.is_floating_point():
+                return {"device": parameter.device, "dtype": parameter.dtype}
+        if not name:
+            return {}
+        name = name.rpartition(".")[0]
+
+
 def _apply(model: nn.Module, kind: str, position: Position, block: Block, layers: Layers) -> list[Change]:
     found = survey(model)
     class_token = _has_class_token(model)
     changes = []
     for place in _chosen(found, model, position, block, layers):
         module = model.get_submodule(place.module)
-        part = create_broadcast(kind, place.dim, layout=place.layout, class_token=class_token)
+        factory = factory_arguments(model, place.module)
+        part = create_broadcast(kind, place.dim, layout=place.layout, class_token=class_token, **factory)
+        padding = padding_around(model, place.module)
         where = f"{lineage(type(module))[-1].__name__}: {kind} at its {'front' if place.before else 'end'}"
         if place.before:
-            graft(model, module, BroadcastBefore, broadcast_before=part)
+            graft(model, module, BroadcastBefore, broadcast_before=part, broadcast_before_padding=padding)
         else:
-            graft(model, module, BroadcastAfter, broadcast=part)
+            graft(model, module, BroadcastAfter, broadcast=part, broadcast_padding=padding)
         changes.append(Change(place.module, where))
     return changes
 
 
-def _chosen(found: Survey, model: nn.Module, position: Position, block: Block, layers: Layers) -> Iterator[_Place]:
-    for kind, places in (("mlp", _mlp_places), ("attention", _attention_places)):
+def _chosen(found: Survey, model: nn.Module, position: Position, block: Block, layers: Layers) -> Iterator[Place]:
+    for kind, places in (("mlp", mlp_places), ("attention", _attention_places)):
         if block in (kind, "both"):
             there = places(found, model, position)
             yield from (there[i] for i in resolve_layers(layers, len(there)))

@@ -135,8 +135,18 @@ def _match(old: nn.Module, parent: nn.Module) -> None:
     old.train(parent.training)
 
 
+def _is_meta(model: nn.Module) -> bool:
+    return any(p.is_meta for p in model.parameters())
+
+
 def strip(model: nn.Module) -> nn.Module:
     """The original model back, bit for bit; it is changed in place and returned."""
+    for kind, _, rest in surgery_of(model).undo:
+        if kind == "replace" and any(p.is_meta for p in rest[1].parameters()) and not _is_meta(model):
+            raise UserError(
+                f"{rest[0]} was taken out before this model was saved, so its weights are in no checkpoint: "
+                "create the original from its own weights"
+            )
     undo_to(model)
     if RECORD in vars(model):
         object.__delattr__(model, RECORD)

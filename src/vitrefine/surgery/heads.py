@@ -47,14 +47,21 @@ class HeadAxis:
         return x.unflatten(0, lead).movedim(-3, self.axis)
 
 
-def find_head_axis(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[HeadAxis, int]:
-    """Which axis of maps of this shape holds the heads, and how many there are."""
+def head_axes(module: nn.Module, shape: tuple[int, ...], batch: int) -> list[tuple[HeadAxis, int]]:
+    """Which axis of maps of this shape holds the heads, and how many there are; the likeliest reading first.
+
+    Args:
+        module: What attends; most say how many heads they have.
+        shape: Of the maps.
+        batch: Images, or windows, in what the module is given.
+    """
     stated = next((getattr(module, name) for name in HEAD_COUNT if isinstance(getattr(module, name, None), int)), None)
     lead = shape[:-2]
     if stated is not None:
-        for axis in (-1, 1 - len(lead)):  # next to the maps, or after the batch
-            if len(lead) > 1 and lead[axis] == stated:
-                return HeadAxis(axis - 2), stated
+        beside_maps, after_batch = -1, 1 - len(lead)
+        found = [HeadAxis(axis - 2) for axis in (beside_maps, after_batch) if len(lead) > 1 and lead[axis] == stated]
+        if found:
+            return [(axis, stated) for axis in dict.fromkeys(found)]
         if lead[0] % (batch * stated) == 0:
-            return HeadAxis(None, folded=stated), stated
-    return (HeadAxis(), shape[-3]) if len(shape) >= 4 else (HeadAxis(None), 1)
+            return [(HeadAxis(None, folded=stated), stated)]
+    return [(HeadAxis(), shape[-3])] if len(shape) >= 4 else [(HeadAxis(None), 1)]

@@ -12,12 +12,15 @@ TEXT_LENGTH = 16
 def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     """An image of the model's own size; for a language model some tokens. By name, "" for the first argument."""
     config = getattr(model, "config", None)
-    if hasattr(config, "vocab_size"):
-        tokens = torch.zeros(BATCH, TEXT_LENGTH, dtype=torch.long)
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        return inputs | (_image(config) if hasattr(config, "image_size") else {})
-    if hasattr(config, "image_size"):
-        return _image(config)
+    image, text = (_part(config, part, field) for part, field in (("vision", "image_size"), ("text", "vocab_size")))
+    inputs: dict[str, Tensor] = {}
+    if text is not None:
+        inputs["input_ids"] = torch.zeros(BATCH, TEXT_LENGTH, dtype=torch.long)
+    if image is not None:
+        channels = getattr(image, "num_channels", 3)
+        inputs["pixel_values"] = torch.empty(BATCH, channels, *_pair(image.image_size))
+    if inputs:
+        return inputs
     cfg = getattr(model, "pretrained_cfg", None) or {}
     channels, *size = cfg.get("input_size", (3, 224, 224))
     embedding = getattr(model, "patch_embed", None)
@@ -26,8 +29,12 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     return {"": torch.empty(BATCH, getattr(model, "in_chans", channels), *_pair(size))}
 
 
-def _image(config: Any) -> dict[str, Tensor]:
-    return {"pixel_values": torch.empty(BATCH, getattr(config, "num_channels", 3), *_pair(config.image_size))}
+def _part(config: Any, part: str, field: str) -> Any:
+    """The configuration that has this field: a Hugging Face model's own, or that of its part for images or text."""
+    for owner in (config, getattr(config, f"{part}_config", None)):
+        if hasattr(owner, field):
+            return owner
+    return None
 
 
 def _pair(size: Any) -> tuple[int, int]:

@@ -15,9 +15,14 @@ from vitrefine.surgery.graft import Graft, graft
 
 
 class ExplicitMultihead(Graft):
-    """The forward of `nn.MultiheadAttention` by its equations; it gives no attention weights back."""
+    """The forward of `nn.MultiheadAttention` by its equations."""
 
     explicit: bool
+
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        """No: a `nn.TransformerEncoderLayer` that is told yes computes everything itself and never calls forward."""
+        return False
 
     def forward(
         self,
@@ -29,8 +34,17 @@ class ExplicitMultihead(Graft):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         mha: Any = self
+        if query.is_nested:
+            raise UserError(
+                "nested tensors cannot be split into heads; make nn.TransformerEncoder with enable_nested_tensor=False"
+            )
+        batch_axis = 0 if mha.batch_first else 1
+        alone = query.ndim == 2  # one sequence and no batch
+        if alone:
+            query, key, value = (x.unsqueeze(batch_axis) for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         if not mha.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         weights, biases = mha.in_proj_weight.chunk(3), [None] * 3
@@ -40,15 +54,19 @@ class ExplicitMultihead(Graft):
             F.linear(x, w, b).unflatten(-1, (mha.num_heads, -1)).transpose(1, 2)
             for x, w, b in zip((query, key, value), weights, biases, strict=True)
         )
-        x = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=_joined(attn_mask, key_padding_mask, mha.num_heads, q.dtype),
-            dropout_p=mha.dropout if mha.training else 0.0,
-        )
+        mask = _joined(attn_mask, key_padding_mask, mha.num_heads, q.dtype)
+        dropout_p = mha.dropout if mha.training else 0.0
+        maps = None
+        if need_weights:
+            scores = q * mha.head_dim**-0.5 @ k.transpose(-2, -1)
+            maps = F.dropout((scores if mask is None else scores + mask).softmax(dim=-1), dropout_p)
+            x = maps @ v
+            maps = maps.mean(dim=1) if average_attn_weights else maps
+        else:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
         x = mha.out_proj(x.transpose(1, 2).flatten(2))
-        return (x if mha.batch_first else x.transpose(0, 1)), None
+        x = x if mha.batch_first else x.transpose(0, 1)
+        return (x.squeeze(batch_axis), None if maps is None else maps[0]) if alone else (x, maps)
 
 
 def _joined(attn_mask: Tensor | None, padding: Tensor | None, heads: int, dtype: torch.dtype) -> Tensor | None:

@@ -23,19 +23,10 @@ from vitrefine.ops.refined_attention import (
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
 from vitrefine.surgery.heads import HeadAxis
 from vitrefine.surgery.multihead import explicit_multihead
+from vitrefine.surgery.padding import hide_padded_queries, real_queries
 from vitrefine.surgery.registry import Layers, modification, resolve_layers
 from vitrefine.surgery.survey import AttentionSite, Survey, survey
 from vitrefine.surgery.tap import AttentionTap
-
-# Softmaxes that are not attention of tokens to tokens, by the class that computes them.
-NOT_TOKEN_MAPS = {
-    "XCA": "its maps relate channels, not tokens",
-    "CrossCovarianceAttn": "its maps relate channels, not tokens",
-    "ChannelAttention": "its maps relate channels, not tokens",
-    "OutlookAttention": "its weights come from a linear layer, not from queries and keys",
-    "HSMSSD": "its softmax runs over the states of a state-space model",
-    "CascadedGroupAttention": "it computes its heads one after another, so no maps are there to be mixed",
-}
 
 
 @dataclass
@@ -79,11 +70,16 @@ class Refined(Graft):
         return side, side
 
     def attend_maps(self, scores: Tensor, maps: Tensor) -> Tensor:
-        return self._refine(maps, visible_pairs(scores))
+        visible = visible_pairs(scores)
+        if maps.shape[-2] == maps.shape[-1]:
+            maps = maps.masked_fill(~real_queries(visible), 0)
+        return self._refine(maps, visible)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, dropout_p: float, scale: float | None
     ) -> Tensor:
+        if attn_mask is not None and q.shape[-2] == k.shape[-2]:
+            attn_mask = hide_padded_queries(attn_mask)
         if isinstance(self.refiner, Refiner) and self.shared_maps is None and self.refiner.constraint != "spatial":
             mix = self.refiner.mix()
             return refined_attention(q, k, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
@@ -96,13 +92,8 @@ def _refinable(found: Survey, model: nn.Module) -> list[AttentionSite]:
     """The attentions that can be refined; a `UserError` with the reason where there is none."""
     if not found.attentions:
         raise UserError(f"{type(model).__name__} has no attention: no softmax over keys happens in its forward pass")
-    sites, reasons = [], []
-    for site in found.attentions:
-        kind = type(found.visits[site.name].module).__name__
-        if kind in NOT_TOKEN_MAPS:
-            reasons.append(f"{kind}: {NOT_TOKEN_MAPS[kind]}")
-        else:
-            sites.append(site)
+    sites = [site for site in found.attentions if not site.odd]
+    reasons = [f"{lineage(type(found.visits[s.name].module))[-1].__name__}: {s.odd}" for s in found.attentions if s.odd]
     if not sites:
         raise UserError(f"no attention of {type(model).__name__} can be refined ({'; '.join(dict.fromkeys(reasons))})")
     return sites
@@ -146,7 +137,7 @@ def refiner(
     *,
     expansion: int = 3,
     kernel_size: int = 3,
-    constraint: Literal["none", "spatial", "row+col"] = "none",
+    constraint: Literal["spatial", "row+col"] | None = None,
     share: int = 0,
     variant: Literal["paper", "official"] = "paper",
     layers: Layers = "all",
@@ -162,7 +153,7 @@ def refiner(
         layers: the attentions that are changed
     """
     if variant == "official":
-        if (kernel_size, constraint) != (3, "none"):
+        if (kernel_size, constraint) != (3, None):
             raise UserError("variant=official has kernel_size 3 and no constraint; leave those options out")
 
         def make(heads: int) -> nn.Module:
@@ -170,7 +161,7 @@ def refiner(
     else:
 
         def make(heads: int) -> nn.Module:
-            return Refiner(heads, expansion=expansion, kernel_size=kernel_size, constraint=constraint)
+            return Refiner(heads, expansion=expansion, kernel_size=kernel_size, constraint=constraint or "none")
 
     what = f"maps refined, expansion {expansion}, kernel {kernel_size}×{kernel_size}"
     return _apply(model, layers, make, share=share, what=what)
@@ -181,7 +172,7 @@ def dla(
     model: nn.Module,
     *,
     kernel_size: int = 3,
-    constraint: Literal["none", "spatial", "row+col"] = "none",
+    constraint: Literal["spatial", "row+col"] | None = None,
     layers: Layers = "all",
 ) -> list[Change]:
     """Convolve attention maps, each head by itself.
@@ -193,7 +184,7 @@ def dla(
     """
 
     def make(heads: int) -> nn.Module:
-        return Refiner(heads, expansion=None, kernel_size=kernel_size, constraint=constraint)
+        return Refiner(heads, expansion=0, kernel_size=kernel_size, constraint=constraint or "none")
 
     return _apply(model, layers, make, what=f"maps convolved {kernel_size}×{kernel_size}")
 
