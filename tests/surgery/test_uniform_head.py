@@ -110,6 +110,36 @@ def test_a_uniform_head_is_one_to_the_refiner_too() -> None:
     torch.testing.assert_close(model(image()), results[0], rtol=0, atol=1e-10)
 
 
+class Pool(nn.Module):
+    """Learned queries that attend to the patches of an image: the keys are other tokens than the queries."""
+
+    img_size = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 2, 2)
+        self.queries = nn.Parameter(torch.randn(1, 5, 12))
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+
+    def patches(self, x: Tensor) -> Tensor:
+        return self.stem(x).flatten(2).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.patches(x)
+        return self.attention(self.queries.expand(len(x), -1, -1), keys, keys)[0]
+
+
+def test_append_averages_keys_and_not_queries() -> None:
+    torch.manual_seed(0)
+    model = Pool().double().eval()
+    before = model(image(8))
+    apply(model, "uniform_head(mode=append)")
+    branch: Any = model.attention.uniform_branch
+    nn.init.normal_(branch.proj)
+    added = branch.value(model.patches(image(8))).mean(dim=1, keepdim=True) @ branch.proj.T
+    torch.testing.assert_close(model(image(8)), before + added)
+
+
 def test_dropout_and_training() -> None:
     model = timm_model("vit_tiny_patch16_224", img_size=32, depth=1, attn_drop_rate=0.5).train()
     apply(model, "uniform_head", mode="widen")

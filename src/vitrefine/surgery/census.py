@@ -136,7 +136,8 @@ def _try(model: nn.Module, modification: str, image: Tensor, before: Tensor) -> 
         except UserError:
             equal = None
     difference = float(f"{((after - before).norm() / before.norm()).item():.1e}") if equal else None
-    return Outcome("", len(report.changes), report.new_parameters, difference)
+    places = sum(bool(change.where) for change in report.changes)  # a note on the whole model has none
+    return Outcome("", places, report.new_parameters, difference)
 
 
 @torch.no_grad()

@@ -143,15 +143,6 @@ def _spoken(stages: list[int]) -> str:
     return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
 
 
-def _check_shared_maps(model: nn.Module, removed: list[str]) -> None:
-    """Maps that one attention makes and others use (refiner's share) end where the first of them is taken out."""
-    buses = {name: bus for name, m in model.named_modules() if (bus := getattr(m, "shared_maps", None)) is not None}
-    for name, bus in buses.items():
-        users = [other for other, its in buses.items() if its is bus]
-        if name in removed and any(other not in removed for other in users):
-            raise UserError(f"{name} shares its maps with attention that stays; put less_attention before refiner")
-
-
 @modification(summary="take the attention out of the early stages of a pyramid, MLPs stay (LIT)")
 def less_attention(model: nn.Module, *, stages: Stages = (1, 2)) -> list[Change]:
     """Take attention out; its weights go, and those of the norm that only it read.
@@ -159,10 +150,8 @@ def less_attention(model: nn.Module, *, stages: Stages = (1, 2)) -> list[Change]
     Args:
         stages: the stages that lose their attention, counted from 1 by resolution
     """
-    branches = _find_branches(model, stages)
-    _check_shared_maps(model, [branch.attention for branch in branches])
     changes = []
-    for branch in branches:
+    for branch in _find_branches(model, stages):
         parts: dict[str, Hollow] = {branch.attention: Nothing(branch.items)}
         parts |= {name: Unchanged() for name in branch.before} | {name: Nothing() for name in branch.after}
         for name, hollow in parts.items():

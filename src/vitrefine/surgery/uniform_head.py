@@ -140,7 +140,8 @@ class UniformHead(Graft):
             output = super().forward(*args, **kwargs)
         if self.uniform_branch is None:
             return output
-        x = args[0] if args else next(iter(kwargs.values()))
+        given = [*args, *kwargs.values()]
+        x = given[1] if isinstance(self, nn.MultiheadAttention) else given[0]  # of PyTorch's query, key and value: keys
         first = output if isinstance(output, Tensor) else output[0]
         added = first + self.uniform_branch(x, _fitting(tap.visible, x, first))
         return added if isinstance(output, Tensor) else type(output)((added, *output[1:]))
