@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
-    from vitrefine.surgery.checkpoint import load, push_to_hub, save
+    from vitrefine.surgery.checkpoint import load, save
     from vitrefine.surgery.create import create, report_of, spec_of
     from vitrefine.surgery.graft import strip
+    from vitrefine.surgery.hub import push_to_hub
     from vitrefine.surgery.operate import apply
     from vitrefine.surgery.spec import parse
     from vitrefine.surgery.verbs import (
@@ -34,7 +35,7 @@ _HOME = {
     "create": "create",
     "load": "checkpoint",
     "parse": "spec",
-    "push_to_hub": "checkpoint",
+    "push_to_hub": "hub",
     "report_of": "create",
     "save": "checkpoint",
     "spec_of": "create",

@@ -1,9 +1,11 @@
 """Sizes, specs and complaints of `vitrefine info`, called as functions; tests/system runs the command itself."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import timm
+import transformers
 
 from vitrefine.cli import info, main
 from vitrefine.cli.info import build, cost_of, parse_size, show_count, show_size
@@ -33,6 +35,15 @@ def test_nothing_is_allocated() -> None:
     model, size, channels = build("vit_small_patch16_224")
     assert all(tensor.is_meta for tensor in model.state_dict().values())
     assert (size, channels) == ((224, 224), 3)
+
+
+def test_models_of_transformers(tmp_path: Path) -> None:
+    small = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 16}
+    transformers.ViTConfig(**small, image_size=32, architectures=["ViTModel"]).save_pretrained(tmp_path / "vit")
+    transformers.BertConfig(**small, architectures=["BertModel"]).save_pretrained(tmp_path / "bert")
+    assert cost_of(f"hf:{tmp_path}/vit+cb").size == (32, 32)
+    with pytest.raises(UserError, match="takes input_ids; info counts what an image costs"):
+        cost_of(f"hf:{tmp_path}/bert")
 
 
 def test_arguments_of_the_base() -> None:

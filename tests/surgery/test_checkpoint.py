@@ -22,12 +22,15 @@ from torch import nn
 import vitrefine
 from vitrefine.errors import UserError
 from vitrefine.surgery import broadcast, checkpoint, registry
-from vitrefine.surgery.checkpoint import KEY, load, read, save, save_folder, write
+from vitrefine.surgery.checkpoint import load, save
 from vitrefine.surgery.create import create, rebuild, report_of, spec_of
 from vitrefine.surgery.graft import strip
+from vitrefine.surgery.hub import save_folder
 from vitrefine.surgery.inputs import example_inputs
 from vitrefine.surgery.operate import apply
+from vitrefine.surgery.selection import Layers
 from vitrefine.surgery.spec import parse
+from vitrefine.surgery.weights import KEY, read, write
 
 SMALL_LIT = "lit_ti(depths=[1,1,1,1],embed_dims=[16,32,64,64],img_size=64,num_classes=5,num_heads=[1,1,2,2])"
 SMALL_SWIN = "swin_tiny_patch4_window7_224(depths=[2,2],embed_dim=24,img_size=112,num_heads=[2,2])"
@@ -268,7 +271,7 @@ def test_a_default_that_changes_does_not_change_the_model(file, monkeypatch):
         *,
         position: broadcast.Position = "front",
         block: broadcast.Block = "mlp",
-        layers: registry.Layers = "all",
+        layers: Layers = "all",
     ):
         return broadcast.cb(model, position=position, block=block, layers=layers)
 

@@ -31,7 +31,7 @@ def convert(
     _check_out(out, force)
     from vitrefine.models.convert import SOURCES
     from vitrefine.models.convert import convert as read
-    from vitrefine.surgery.checkpoint import write
+    from vitrefine.surgery.weights import write
     from vitrefine.surgery.spec import Call, Spec, show
 
     if source not in SOURCES:

@@ -100,6 +100,7 @@ def build(spec: str, size: Size | None = None) -> tuple["nn.Module", Size, int]:
     import torch
 
     from vitrefine.surgery.create import create
+    from vitrefine.surgery.inputs import example_inputs
     from vitrefine.surgery.spec import parse
 
     parsed = parse(spec)
@@ -112,11 +113,14 @@ def build(spec: str, size: Size | None = None) -> tuple["nn.Module", Size, int]:
             model = create(parsed)  # it takes images of any size
     if size is not None and not _covers(model, size):
         raise UserError(f"{spec} would cut the edge off an image of {size[0]}x{size[1]}")
-    config: Any = {"input_size": (3, 224, 224), **(getattr(model, "pretrained_cfg", None) or {})}
+    inputs = example_inputs(model)
+    if any(value.ndim != 4 for value in inputs.values()):
+        raise UserError(f"{spec} takes {' and '.join(inputs)}; info counts what an image costs, and an image alone")
+    ((_, channels, *image),) = (value.shape for value in inputs.values())
     args: Any = parsed.base.args
-    own_size = args.get("img_size", config["input_size"][1:])
+    own_size = args.get("img_size", image)
     height, width = (own_size, own_size) if isinstance(own_size, int) else own_size
-    return model, size or (height, width), args.get("in_chans", config["input_size"][0])
+    return model, size or (height, width), args.get("in_chans", channels)
 
 
 def _covers(model: "nn.Module", size: Size) -> bool:

@@ -15,7 +15,8 @@ from vitrefine.errors import UserError
 from vitrefine.layers.context_broadcast import create_broadcast
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
 from vitrefine.surgery.padding import Padding, padding_around
-from vitrefine.surgery.registry import Layers, modification, resolve_layers
+from vitrefine.surgery.registry import modification
+from vitrefine.surgery.selection import Layers, resolve_layers
 from vitrefine.surgery.survey import Survey, survey
 
 Position = Literal["front", "mid", "end"]

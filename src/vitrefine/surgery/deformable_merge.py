@@ -21,7 +21,8 @@ from vitrefine.surgery.flow import follow
 from vitrefine.surgery.graft import Change, Graft, graft, lineage, replace
 from vitrefine.surgery.merging import Merge, Place, find_merges
 from vitrefine.surgery.newcomer import Newcomer, inherit
-from vitrefine.surgery.registry import Stages, modification, resolve_stages
+from vitrefine.surgery.registry import modification
+from vitrefine.surgery.selection import Stages, resolve_stages
 from vitrefine.surgery.stages import find_stages
 from vitrefine.surgery.survey import survey
 

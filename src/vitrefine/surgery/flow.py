@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from vitrefine.surgery.maps import layout_of
 from vitrefine.surgery.rehearsal import rehearse
+from vitrefine.surgery.watch import SUMS, tensors_in
 
-SUMS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__)
 SHAPES_ONLY = (torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, Tensor.new_zeros, Tensor.new_ones,
                Tensor.new_empty, Tensor.new_full, Tensor.new_tensor)  # fmt: skip
 THROUGH = "_through"  # attribute of a tensor: the modules all of it went through; absent if it is made of weights alone
@@ -68,14 +68,6 @@ class Flow:
         return any(m.is_sum and (m.owner == name or m.owner.startswith(f"{name}.")) for m in self.meetings)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, tuple | list) else []
-
-
 def _kind(item: Any) -> str:
     return "tensor" if isinstance(item, Tensor) else "none" if item is None else "other"
 
@@ -102,7 +94,7 @@ class _Follow(TorchFunctionMode):
             hook.remove()
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = _tensors((args, kwargs))
+        given = list(tensors_in((args, kwargs)))
         if not self._running:
             self._begin(given)
         self._time += 1
@@ -123,7 +115,7 @@ class _Follow(TorchFunctionMode):
             self.flow.steps[name].gives = tuple(map(_kind, output))
         elif not isinstance(output, Tensor):
             self.flow.steps[name].gives = ("other",)
-        for tensor in _tensors(output) if given else ():
+        for tensor in tensors_in(output) if given else ():
             if any(tensor is g for g in given):
                 continue  # a module that gave back what it was given left no mark on it
             before = getattr(tensor, THROUGH, None)
@@ -133,7 +125,7 @@ class _Follow(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        active = [tensor for tensor in _tensors((args, kwargs)) if hasattr(tensor, THROUGH)]
+        active = [tensor for tensor in tensors_in((args, kwargs)) if hasattr(tensor, THROUGH)]
         output = func(*args, **kwargs)
         if not active or func in SHAPES_ONLY:
             return output
@@ -145,7 +137,7 @@ class _Follow(TorchFunctionMode):
                 for name in path - common:
                     self.flow.ends[name].add((len(self.flow.meetings) - 1, part))
         # An assignment to a part of a tensor returns nothing: the tensor itself has changed.
-        for tensor in _tensors((output, args[0]) if func is Tensor.__setitem__ else output):
+        for tensor in tensors_in((output, args[0]) if func is Tensor.__setitem__ else output):
             setattr(tensor, THROUGH, common)
         return output
 

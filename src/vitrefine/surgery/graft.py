@@ -44,11 +44,15 @@ def lineage(kind: type) -> tuple[type, ...]:
     return (*mixins, kind)
 
 
-def _revive(line: tuple[type, ...]) -> nn.Module:
+def _class_of(line: tuple[type, ...]) -> type[nn.Module]:
     *mixins, kind = line
     for mixin in reversed(mixins):
         kind = _extended(mixin, kind)
-    module: nn.Module = object.__new__(kind)
+    return kind
+
+
+def _revive(line: tuple[type, ...]) -> nn.Module:
+    module: nn.Module = object.__new__(_class_of(line))
     return module
 
 
@@ -90,7 +94,8 @@ def graft(model: nn.Module, module: nn.Module, mixin: type[Graft], **parts: Any)
         if isinstance(part, nn.Module):
             _follow(module, part)
         setattr(module, name, part)
-    surgery_of(model).undo.append(("graft", module, (original, tuple(parts))))
+    # The lineage, not the class: one made on the spot cannot be pickled.
+    surgery_of(model).undo.append(("graft", module, (lineage(original), tuple(parts))))
 
 
 def replace(model: nn.Module, parent: nn.Module, name: str, new: nn.Module) -> None:
@@ -117,10 +122,10 @@ def undo_to(model: nn.Module, length: int = 0) -> None:
     while len(record.undo) > length:
         kind, module, rest = record.undo.pop()
         if kind == "graft":
-            original, parts = rest
+            line, parts = rest
             for name in parts:
                 delattr(module, name)
-            module.__class__ = original
+            module.__class__ = _class_of(line)
         else:
             name, old = rest
             _match(old, module)
@@ -148,8 +153,10 @@ def strip(model: nn.Module) -> nn.Module:
                 "create the original from its own weights"
             )
     undo_to(model)
-    if RECORD in vars(model):
-        object.__delattr__(model, RECORD)
+    base = surgery_of(model).base
+    object.__delattr__(model, RECORD)
+    if base is not None:  # what it was created from is still true
+        surgery_of(model).base = base
     return model
 
 

@@ -18,7 +18,8 @@ from vitrefine.errors import UserError
 from vitrefine.surgery.flow import Flow, follow
 from vitrefine.surgery.graft import Change, Hollow, lineage, replace
 from vitrefine.surgery.newcomer import inherit
-from vitrefine.surgery.registry import Stages, modification, resolve_stages
+from vitrefine.surgery.registry import modification
+from vitrefine.surgery.selection import Stages, resolve_stages
 from vitrefine.surgery.stages import Pyramid, find_stages
 from vitrefine.surgery.survey import Survey, survey
 

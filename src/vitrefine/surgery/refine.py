@@ -24,7 +24,8 @@ from vitrefine.surgery.graft import Change, Graft, graft, lineage
 from vitrefine.surgery.heads import HeadAxis
 from vitrefine.surgery.multihead import explicit_multihead
 from vitrefine.surgery.padding import hide_padded_queries, real_queries
-from vitrefine.surgery.registry import Layers, modification, resolve_layers
+from vitrefine.surgery.registry import modification
+from vitrefine.surgery.selection import Layers, resolve_layers
 from vitrefine.surgery.survey import AttentionSite, Survey, survey
 from vitrefine.surgery.tap import AttentionTap
 

@@ -29,14 +29,15 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitrefine.errors import UserError
-from vitrefine.surgery.spec import Call, Range, Spec, Value, freeze, show
+from vitrefine.surgery.selection import Numbering, Unfit, join, selection, unfit
+from vitrefine.surgery.spec import Call, Spec, Value, freeze, show
 
 MODULES = {
     "cb": "vitrefine.surgery.broadcast",
@@ -68,34 +69,8 @@ Apply = TypeVar("Apply", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class _Numbering:
-    """What a selection counts, and from where: blocks from 0 as in Python, stages from 1 as in the papers."""
-
-    option: str
-    counted: str
-    first: int
-    words: tuple[str, ...]
-    forms: tuple[str, ...]
-
-    @property
-    def takes(self) -> str:
-        return _join([*self.words, *self.forms])
-
-
-_BLOCKS = _Numbering("layers", "block", 0, ("upper", "all"), ("a block", "a range (6-11)", "a list ([0,3,6-8])"))
-_STAGES = _Numbering("stages", "stage", 1, ("all",), ("a stage", "a range (1-2)", "a list ([1,3])"))
-
-Layers = Annotated[Literal["upper", "all"] | int | Range | Sequence[int | Range], _BLOCKS]
-Stages = Annotated[Literal["all"] | int | Range | Sequence[int | Range], _STAGES]
-
-
-class _Unfit(Exception):
-    """A value is not of the kind an option takes."""
-
-
-@dataclass(frozen=True)
 class Kind:
-    """One kind of value: what it is called, and a function that returns the value in its form, or raises `_Unfit`."""
+    """One kind of value: what it is called, and a function that returns the value in its form, or raises `Unfit`."""
 
     called: str
     fit: Callable[[Value], Value]
@@ -112,7 +87,7 @@ class Option:
     @property
     def takes(self) -> str:
         """The values it takes, in words: `front, mid or end`."""
-        return _join([kind.called for kind in self.kinds])
+        return join([kind.called for kind in self.kinds])
 
 
 @dataclass(frozen=True)
@@ -167,7 +142,7 @@ def validate(call: Call) -> dict[str, Value]:
             raise UserError(f"`+{call}`: {_no_such_option(found, key)}")
         try:
             fitted = _fit(option.kinds, value)
-        except _Unfit:
+        except Unfit:
             raise UserError(f"`+{call}`: {key} takes {option.takes}, not {show(value)}") from None
         if show(fitted) != show(option.default):
             options[key] = fitted
@@ -179,39 +154,11 @@ def canonicalise(spec: Spec) -> Spec:
     return Spec(spec.base, tuple(Call(call.name, validate(call)) for call in spec.modifications))
 
 
-def resolve_layers(layers: Layers, depth: int) -> list[int]:
-    """The indexes of the selected blocks, in order; `upper` is the upper half, the middle block of an odd depth too."""
-    if layers == "upper":
-        return list(range(depth // 2, depth))
-    return _resolve(layers, depth, _BLOCKS)
-
-
-def resolve_stages(stages: Stages, count: int) -> list[int]:
-    """The indexes, from 0, of the selected stages, in order; the selection itself counts from 1 as the papers do."""
-    return [stage - 1 for stage in _resolve(stages, count, _STAGES)]
-
-
-def _resolve(selection: object, count: int, numbering: _Numbering) -> list[int]:
-    first, last = numbering.first, numbering.first + count - 1
-    if selection == "all":
-        return list(range(first, last + 1))
-    try:
-        runs = _runs(selection)
-    except _Unfit:
-        raise UserError(f"{numbering.option} takes {numbering.takes}, not {selection!r}") from None
-    if runs[0].first < first or runs[-1].last > last:
-        raise UserError(
-            f"{numbering.option}={show(freeze(selection))} is out of range: "
-            f"the model has {count} {numbering.counted}{'s' * (count != 1)}, {first} to {last}"
-        )
-    return [number for run in runs for number in range(run.first, run.last + 1)]
-
-
 def _no_such_option(found: Modification, key: str) -> str:
     if not found.options:
         return f"{found.name} takes no options"
     near = difflib.get_close_matches(key, found.options, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"it has {_join(list(found.options), 'and')}"
+    remedy = f"did you mean {near[0]}?" if near else f"it has {join(list(found.options), 'and')}"
     return f"{found.name} has no option {key}; {remedy}"
 
 
@@ -226,7 +173,7 @@ def _options(apply: Callable[..., Any]) -> dict[str, Option]:
         kinds = tuple(_kinds(annotations.get(name), whose))
         try:
             default = _fit(kinds, freeze(parameter.default))
-        except _Unfit:
+        except Unfit:
             raise TypeError(f"the default of {whose} contradicts its annotation") from None
         options[name] = Option(default, kinds, _help(apply, name))
     return options
@@ -245,8 +192,8 @@ def _kinds(annotation: Any, whose: str) -> list[Kind]:
         return [kind for part in parts for kind in _kinds(part, whose)]
     if origin is Literal:
         return [Kind(show(choice), partial(_same, choice)) for choice in parts]
-    if origin is Annotated and isinstance(parts[1], _Numbering):
-        return [Kind(parts[1].takes, partial(_selection, parts[1]))]
+    if origin is Annotated and isinstance(parts[1], Numbering):
+        return [Kind(parts[1].takes, partial(selection, parts[1]))]
     if annotation not in _PLAIN:
         raise TypeError(f"{whose} is annotated {annotation}; the head of {__name__} says what it may be")
     return [Kind(_PLAIN[annotation], partial(_of_type, annotation))]
@@ -256,50 +203,16 @@ def _fit(kinds: tuple[Kind, ...], value: Value) -> Value:
     for kind in kinds:
         try:
             return kind.fit(value)
-        except _Unfit:
+        except Unfit:
             continue
-    raise _Unfit
+    raise Unfit
 
 
 def _same(choice: Value, value: Value) -> Value:
-    return value if show(value) == show(choice) else _unfit()
+    return value if show(value) == show(choice) else unfit()
 
 
 def _of_type(wanted: type, value: Value) -> Value:
     if wanted is float and type(value) is int:
         return float(value)
-    return value if type(value) is wanted else _unfit()
-
-
-def _selection(numbering: _Numbering, value: Value) -> Value:
-    if isinstance(value, str) and value in numbering.words:
-        return value
-    items = tuple(run.first if run.first == run.last else run for run in _runs(value))
-    return items if len(items) > 1 else items[0]
-
-
-def _unfit() -> NoReturn:
-    raise _Unfit
-
-
-def _runs(selection: object) -> list[Range]:
-    """The runs of neighbouring numbers that a selection is made of, in order; runs, for a range may be long."""
-    items = selection if isinstance(selection, Sequence) and not isinstance(selection, str) else [selection]
-    runs: list[Range] = []
-    for item in sorted(map(_run, items), key=lambda run: run.first):
-        if runs and item.first <= runs[-1].last + 1:
-            runs[-1] = Range(runs[-1].first, max(runs[-1].last, item.last))
-        else:
-            runs.append(item)
-    return runs or _unfit()
-
-
-def _run(item: object) -> Range:
-    if isinstance(item, Range):
-        return item
-    return Range(item, item) if type(item) is int and item >= 0 else _unfit()
-
-
-def _join(texts: list[str], conjunction: str = "or") -> str:
-    *others, last = texts
-    return f"{', '.join(others)} {conjunction} {last}" if others else last
+    return value if type(value) is wanted else unfit()

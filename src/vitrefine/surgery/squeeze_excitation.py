@@ -8,7 +8,8 @@ from vitrefine.layers.squeeze_excitation import TokenSqueezeExcitation
 from vitrefine.surgery.broadcast import factory_arguments, mlp_places
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
 from vitrefine.surgery.padding import Padding, padding_around
-from vitrefine.surgery.registry import Layers, modification, resolve_layers
+from vitrefine.surgery.registry import modification
+from vitrefine.surgery.selection import Layers, resolve_layers
 from vitrefine.surgery.survey import survey
 
 

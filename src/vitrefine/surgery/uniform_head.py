@@ -26,7 +26,8 @@ from vitrefine.surgery.heads import HeadAxis
 from vitrefine.surgery.idle import last_head_weights
 from vitrefine.surgery.multihead import explicit_multihead
 from vitrefine.surgery.refine import Refined
-from vitrefine.surgery.registry import Layers, modification, resolve_layers
+from vitrefine.surgery.registry import modification
+from vitrefine.surgery.selection import Layers, resolve_layers
 from vitrefine.surgery.survey import Survey, survey
 from vitrefine.surgery.tap import AttentionTap, is_softmax_over_keys
 from vitrefine.surgery.watch import AttentionSite, Visit

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from vitrefine.surgery.operate import Report, apply
-from vitrefine.surgery.registry import Layers, Stages
+from vitrefine.surgery.selection import Layers, Stages
 
 Constraint = Literal["spatial", "row+col"] | None
 
