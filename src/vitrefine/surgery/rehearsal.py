@@ -37,7 +37,8 @@ def rehearse(
         try:
             return _rehearse(model, watch, given)
         except UserError:
-            raise
+            if failure is None:
+                raise
         except (RuntimeError, AssertionError, ValueError) as error:  # most likely an image of another size is wanted
             failure = failure or error
     reason = str(failure).strip().partition("\n")[0]
