@@ -396,3 +396,15 @@ def test_gqa_and_causal_calls_are_understood() -> None:
     torch.testing.assert_close(model(image)[:, :42], refined[:, :42], rtol=0, atol=0)
     strip(model)
     assert torch.equal(model(image), plain(image))
+
+
+def test_scores_that_lie_far_apart_are_no_padding() -> None:
+    """Keys that nobody sees in one-hot maps are tokens all the same: their own rows stay."""
+    model: Any = timm.create_model("test_vit").eval()
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        nn.init.normal_(block.attn.qkv.weight, std=5)
+    image = torch.randn(1, 3, 160, 160)
+    before = model(image)
+    apply(model, "refiner")
+    torch.testing.assert_close(model(image), before, rtol=1e-4, atol=1e-4)

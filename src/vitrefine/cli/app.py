@@ -8,6 +8,7 @@ from vitrefine import __version__
 from vitrefine.cli.convert import convert
 from vitrefine.cli.info import info
 from vitrefine.cli.models import models
+from vitrefine.cli.zoo import zoo
 
 app = typer.Typer(
     help="Take any vision transformer, change how it attends, and know what that did.",
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(models)
 app.command()(info)
 app.command()(convert)
+app.command()(zoo)
 
 
 def _show_version(asked: bool) -> None:

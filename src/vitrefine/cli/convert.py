@@ -31,8 +31,8 @@ def convert(
     _check_out(out, force)
     from vitrefine.models.convert import SOURCES
     from vitrefine.models.convert import convert as read
-    from vitrefine.surgery.weights import write
     from vitrefine.surgery.spec import Call, Spec, show
+    from vitrefine.surgery.weights import write
 
     if source not in SOURCES:
         raise UserError(f"--from {source} is unknown; choose {' or '.join(SOURCES)}")

@@ -16,6 +16,7 @@ from vitrefine.errors import UserError
 from vitrefine.ops.refined_attention import visible_pairs
 from vitrefine.surgery.graft import Graft, graft, lineage
 
+PADDING_GAP = 5000  # padding is written as -10000, the lowest finite number or -inf
 MASK_ARGUMENTS = ("attention_mask", "attn_mask")  # of Hugging Face, and of timm
 
 
@@ -74,10 +75,31 @@ def real_queries(visible: Tensor) -> Tensor:
     return (seen if seen.ndim < 3 else seen.any(dim=-3, keepdim=True)).transpose(-2, -1)
 
 
+def real_queries_of_scores(scores: Tensor) -> Tensor:
+    """As `real_queries`, of scores to which the mask was added: theirs lie far apart too, but not as far as padding's.
+
+    A model whose scores differ by hundreds has one-hot maps, and keys that nobody sees are no padding for that.
+    """
+    return real_queries(scores > scores.amax(dim=-1, keepdim=True) - PADDING_GAP)
+
+
 def hide_padded_queries(attn_mask: Tensor) -> Tensor:
     """The mask of a self-attention in which padding sees nothing, and so has rows of zeros."""
     real = real_queries(visible_pairs(attn_mask))
     return attn_mask & real if attn_mask.dtype == torch.bool else torch.where(real, attn_mask, float("-inf"))
+
+
+def mask_argument(layer: nn.Module) -> tuple[str, int] | None:
+    """The argument by which a layer is told of padding, and its position after self; None if there is none."""
+    arguments = list(inspect.signature(lineage(type(layer))[-1].forward).parameters)  # type: ignore[attr-defined]
+    return next(((name, arguments.index(name) - 1) for name in MASK_ARGUMENTS if name in arguments), None)
+
+
+def is_told_of_padding(model: nn.Module, name: str) -> bool:
+    """Whether the module of that name, or one around it, takes a mask."""
+    parts = name.split(".")
+    owners = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1))
+    return any(mask_argument(owner) for owner in owners)
 
 
 def padding_around(model: nn.Module, name: str) -> Padding | None:
@@ -87,11 +109,8 @@ def padding_around(model: nn.Module, name: str) -> Padding | None:
         layer = model.get_submodule(name)
         if isinstance(layer, NotesPadding):
             return layer.noted_padding
-        arguments = list(inspect.signature(lineage(type(layer))[-1].forward).parameters)  # type: ignore[attr-defined]
-        for argument in MASK_ARGUMENTS:
-            if argument in arguments:
-                padding = Padding()
-                position = arguments.index(argument) - 1
-                graft(model, layer, NotesPadding, noted_padding=padding, mask_argument=(argument, position))
-                return padding
+        if argument := mask_argument(layer):
+            padding = Padding()
+            graft(model, layer, NotesPadding, noted_padding=padding, mask_argument=argument)
+            return padding
     return None

@@ -23,7 +23,7 @@ from vitrefine.ops.refined_attention import (
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
 from vitrefine.surgery.heads import HeadAxis
 from vitrefine.surgery.multihead import explicit_multihead
-from vitrefine.surgery.padding import hide_padded_queries, real_queries
+from vitrefine.surgery.padding import hide_padded_queries, is_told_of_padding, real_queries_of_scores
 from vitrefine.surgery.registry import modification
 from vitrefine.surgery.selection import Layers, resolve_layers
 from vitrefine.surgery.survey import AttentionSite, Survey, survey
@@ -43,6 +43,7 @@ class Refined(Graft):
     refiner: nn.Module
     head_axis: HeadAxis
     prefix_tokens: int
+    may_be_padded: bool
     shared_maps: SharedMaps | None
     makes_maps: bool
 
@@ -71,10 +72,9 @@ class Refined(Graft):
         return side, side
 
     def attend_maps(self, scores: Tensor, maps: Tensor) -> Tensor:
-        visible = visible_pairs(scores)
-        if maps.shape[-2] == maps.shape[-1]:
-            maps = maps.masked_fill(~real_queries(visible), 0)
-        return self._refine(maps, visible)
+        if self.may_be_padded and maps.shape[-2] == maps.shape[-1]:
+            maps = maps.masked_fill(~real_queries_of_scores(scores), 0)
+        return self._refine(maps, visible_pairs(scores))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, dropout_p: float, scale: float | None
@@ -124,6 +124,7 @@ def _apply(model: nn.Module, layers: Layers, make: Any, *, share: int = 0, what:
             refiner=refiner,
             head_axis=site.axis,
             prefix_tokens=prefix,
+            may_be_padded=is_told_of_padding(model, site.name),
             shared_maps=bus,
             makes_maps=makes_maps,
         )
