@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrefine.data.arrays import cifar, digits
+from vitrefine.data.arrays import ArraySet, Split, cifar, digits
 from vitrefine.errors import UserError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "cifar100"
@@ -58,6 +58,18 @@ def test_npz(tmp_path, arrays):
     flat = {f"{a}_{s}": v for s, (x, y) in arrays.items() for a, v in (("x", x), ("y", y[:, None]))}
     np.savez(tmp_path / "c.npz", **flat)
     same(cifar("cifar10", tmp_path / "c.npz"), arrays)
+
+
+def test_an_npz_of_floats(tmp_path, arrays):
+    flat = {f"{a}_{s}": v for s, (x, y) in arrays.items() for a, v in (("x", x / 255), ("y", y))}
+    np.savez(tmp_path / "c.npz", **flat)
+    with pytest.raises(UserError, match=r"are float64 \(9, 32, 32, 3\); uint8 \(N, 32, 32, 3\) is expected"):
+        cifar("cifar10", tmp_path / "c.npz")
+
+
+def test_images_of_one_colour_can_be_normalised():
+    black = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4))
+    assert min(ArraySet("black", black, black, tuple("abcd")).channel_statistics()[1]) > 0
 
 
 def test_mosaics(tmp_path, arrays):

@@ -8,9 +8,17 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from vitrefine.data import colour
-from vitrefine.data.geometry import random_crop, random_flip, random_resized_crop, warp
-from vitrefine.data.mixing import _beta, mix, random_erase, soft_labels
-from vitrefine.data.randaugment import OPERATIONS, apply_operations, rand_augment
+from vitrefine.data.draws import Draws
+from vitrefine.data.finish import Finish
+from vitrefine.data.geometry import centre_crop, random_crop, random_flip, random_resized_crop, resize, warp
+from vitrefine.data.memory import training_batch
+from vitrefine.data.mixing import MIX_DRAWS, _beta, mix, random_erase, soft_labels
+from vitrefine.data.options import Augment
+from vitrefine.data.randaugment import OPERATIONS, _change, _change_unseen, _room, apply_operations, rand_augment
+
+
+def draws(images, rows, seed=0):
+    return Draws.of(rows, len(images), torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture
@@ -101,7 +109,7 @@ def test_fill_comes_in_from_outside(images):
 
 
 def test_random_crop_is_a_window_of_the_padded_image(images):
-    out = random_crop(images, 3, torch.Generator().manual_seed(1))
+    out = random_crop(images, 3, draws(images, 2))
     padded = torch.nn.functional.pad(images, (3,) * 4)
     for one, source in zip(out, padded, strict=True):
         windows = source.unfold(1, 24, 1).unfold(2, 32, 1)
@@ -110,20 +118,20 @@ def test_random_crop_is_a_window_of_the_padded_image(images):
 
 def test_flip_mirrors_about_half():
     images = torch.arange(6, dtype=torch.uint8).expand(1000, 1, 2, 6)
-    out = random_flip(images, torch.Generator().manual_seed(0))
+    out = random_flip(images, draws(images, 1))
     flipped = (out == images.flip(-1)).flatten(1).all(1)
     assert ((out == images).flatten(1).all(1) ^ flipped).all()
     assert 0.45 < flipped.float().mean() < 0.55
 
 
 def test_resized_crop_of_the_whole_image_is_the_image(images):
-    out = random_resized_crop(images, (24, 32), scale=(1.0, 1.0), ratio=(1.0 * 32 / 24, 32 / 24))
+    out = random_resized_crop(images, (24, 32), draws(images, 4), scale=(1.0, 1.0), ratio=(32 / 24, 32 / 24))
     assert (out.int() - images.int()).abs().max() <= 1
 
 
 def test_same_seed_same_images(images):
     def once():
-        return rand_augment(images, generator=torch.Generator().manual_seed(5))
+        return rand_augment(images, draws(images, 8, seed=5))
 
     assert torch.equal(once(), once())
 
@@ -132,7 +140,7 @@ def test_mixed_targets_say_what_the_images_are():
     images = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 16, 16)
     targets = soft_labels(torch.arange(8), 8)
     for options in ({"mixup": 0.8, "cutmix": 0.0}, {"mixup": 0.0, "cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}):
-        mixed, mixed_targets = mix(images, targets, generator=torch.Generator().manual_seed(3), **options)
+        mixed, mixed_targets = mix(images, targets, draws(images, MIX_DRAWS, seed=3), **options)
         # An image that is all its own label makes the mean of the mixed one the label's expectation.
         expected = (mixed_targets * torch.arange(8.0)).sum(dim=1)
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), expected, rtol=1e-4, atol=1e-4)
@@ -141,8 +149,7 @@ def test_mixed_targets_say_what_the_images_are():
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0])
 def test_weights_follow_the_beta_distribution(alpha):
-    draw = {"device": "cpu", "generator": torch.Generator().manual_seed(0)}
-    sample = _beta(alpha, 200_000, draw)
+    sample = _beta(alpha, draws(range(200_000), 32))
     assert abs(sample.mean().item() - 0.5) < 0.005
     assert abs(sample.var().item() - 1 / (4 * (2 * alpha + 1))) < 0.003
     below = (sample < 0.25).float().mean().item()
@@ -152,7 +159,8 @@ def test_weights_follow_the_beta_distribution(alpha):
 
 def test_erasing_takes_the_asked_share():
     images = torch.zeros(4000, 1, 32, 32)
-    out = random_erase(images, p=0.25, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    out = random_erase(images, noise, draws(images, 5), p=0.25)
     touched = (out != 0).flatten(1).float().mean(dim=1)
     assert 0.22 < (touched > 0).float().mean() < 0.28
     erased = touched[touched > 0]
@@ -164,3 +172,61 @@ def test_erasing_takes_the_asked_share():
 def test_smoothing():
     target = soft_labels(torch.tensor([1]), 4, 0.1)
     torch.testing.assert_close(target, torch.tensor([[0.025, 0.925, 0.025, 0.025]]))
+
+
+def test_nothing_is_mixed_with_probability_zero():
+    images, targets = torch.rand(6, 3, 8, 8), soft_labels(torch.arange(6), 6)
+    mixed, mixed_targets = mix(images, targets, draws(images, MIX_DRAWS), p=0.0)
+    assert torch.equal(mixed, images)
+    assert torch.equal(mixed_targets, targets)
+
+
+def test_draws_run_out_aloud():
+    few = draws(range(3), 2)
+    few.take(2)
+    with pytest.raises(IndexError, match="2 rows were drawn, and 3 are needed"):
+        few.one()
+
+
+def test_centre_crop_cuts_and_pads(images):
+    assert torch.equal(centre_crop(images, (20, 30)), images[..., 2:22, 1:31])
+    padded = centre_crop(images, (28, 32))
+    assert torch.equal(padded[..., 2:26, :], images)
+    assert not padded[..., :2, :].any()
+
+
+def test_resize_is_nearly_pillows(images):
+    ours = resize(images, (12, 16))
+    theirs = pillow(images, lambda image: image.resize((16, 12), Image.Resampling.BILINEAR))
+    assert (ours.int() - theirs.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("room", [24, 20, 7])
+def test_changing_without_counting_changes_the_same_images(room):
+    images = torch.arange(24, dtype=torch.uint8).view(24, 1, 1, 1).expand(24, 3, 4, 4)
+    chosen = torch.arange(24) % 4 == 1
+
+    def change(some, rows):
+        return some + rows.to(torch.uint8)[:, None, None, None] + 100
+
+    assert torch.equal(_change_unseen(images, chosen, change, room), _change(images, chosen, change))
+
+
+def test_there_is_nearly_always_room():
+    operation = (torch.rand(2000, 256, generator=torch.Generator().manual_seed(0)) * 2 * len(OPERATIONS)).long()
+    for count in (1, 5, 8):
+        assert (operation < count).sum(dim=1).max() <= _room(256, count / (2 * len(OPERATIONS))) < 256
+
+
+def test_the_augmentation_of_a_batch_is_one_graph():
+    torch.compiler.reset()
+    compiled = torch.compile(training_batch, backend="aot_eager", fullgraph=True, dynamic=False)
+    data = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8), torch.arange(20) % 4
+    finish = Finish.of(4, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2), torch.device("cpu"))
+    for crop in ("pad", "resized"):
+        augment = Augment(crop=crop, rand_augment=None)  # on a CPU its shapes depend on what is drawn
+        given = torch.tensor([3, 0, 19, 7]), torch.rand(100, 4), torch.randn(4, 3, 8, 8), finish, augment, (8, 8)
+        for ours, plain in zip(
+            compiled(*data, *given, torch.zeros(3)), training_batch(*data, *given, None), strict=True
+        ):
+            torch.testing.assert_close(ours, plain)

@@ -53,7 +53,8 @@ class ArraySet:
     def channel_statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel of the training images, in 0..1."""
         pixels = self.train.images.transpose(0, 1).flatten(1).float() / 255
-        return pixels.mean(dim=1).tolist(), pixels.std(dim=1).tolist()
+        # A channel of one value has no spread to divide by.
+        return pixels.mean(dim=1).tolist(), pixels.std(dim=1).clamp(min=1 / 255).tolist()
 
 
 def digits(size: int = 32) -> ArraySet:
@@ -79,13 +80,15 @@ def cifar(kind: str, path: Path) -> ArraySet:
     missing = {"train", "test"} - splits.keys()
     if missing:
         raise UserError(f"{path} holds no {' and no '.join(sorted(missing))} images of {kind}")
-    made = {name: _split(images, labels) for name, (images, labels) in splits.items()}
+    made = {name: _split(path, images, labels) for name, (images, labels) in splits.items()}
     count = int(max(split.labels.max() for split in made.values())) + 1
     classes = names if len(names) == count else tuple(str(i) for i in range(count))
     return ArraySet(kind, made["train"], made["test"], classes)
 
 
-def _split(images: np.ndarray, labels: np.ndarray) -> Split:
+def _split(path: Path, images: np.ndarray, labels: np.ndarray) -> Split:
+    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+        raise UserError(f"the images in {path} are {images.dtype} {images.shape}; uint8 (N, 32, 32, 3) is expected")
     return Split(
         torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels).long()
     )

@@ -4,26 +4,28 @@ Images are uint8 (B, C, H, W) throughout: a quarter of the memory traffic of flo
 of RandAugment work on.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrefine.data.draws import Draws
 
-def random_flip(images: Tensor, generator: torch.Generator | None = None, p: float = 0.5) -> Tensor:
+FLIP_DRAWS, CROP_DRAWS, RESIZED_CROP_DRAWS = 1, 2, 4
+
+
+def random_flip(images: Tensor, draws: Draws, p: float = 0.5) -> Tensor:
     """Mirror each image left to right with probability p."""
-    chosen = torch.rand(len(images), device=images.device, generator=generator) < p
+    chosen = draws.one() < p
     return torch.where(chosen[:, None, None, None], images.flip(-1), images)
 
 
-def random_crop(images: Tensor, padding: int, generator: torch.Generator | None = None, fill: int = 0) -> Tensor:
+def random_crop(images: Tensor, padding: int, draws: Draws, fill: int = 0) -> Tensor:
     """Shift each image by up to `padding` pixels each way; what comes in from outside is `fill`."""
-    batch, channels, height, width = images.shape
+    _, channels, height, width = images.shape
     padded = F.pad(images, (padding,) * 4, value=fill)
-    draw: dict[str, Any] = {"device": images.device, "generator": generator}
-    row = torch.randint(2 * padding + 1, (batch, 1), **draw) + torch.arange(height, device=images.device)
-    column = torch.randint(2 * padding + 1, (batch, 1), **draw) + torch.arange(width, device=images.device)
+    shift = (draws.take(2) * (2 * padding + 1)).long()[:, :, None]
+    row = shift[0] + torch.arange(height, device=images.device)
+    column = shift[1] + torch.arange(width, device=images.device)
     pixel = row[:, :, None] * padded.shape[-1] + column[:, None, :]
     return padded.flatten(2).gather(2, pixel.flatten(1)[:, None].expand(-1, channels, -1)).view_as(images)
 
@@ -31,22 +33,39 @@ def random_crop(images: Tensor, padding: int, generator: torch.Generator | None 
 def random_resized_crop(
     images: Tensor,
     size: tuple[int, int],
+    draws: Draws,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Cut a box of random area and shape out of each image and resize it (bilinear) to `size`."""
     batch, _, height, width = images.shape
-    draw = torch.rand(4, batch, device=images.device, generator=generator)
-    area = scale[0] + (scale[1] - scale[0]) * draw[0]
-    shape = torch.exp(torch.log(torch.tensor(ratio, device=images.device)).diff() * draw[1]) * ratio[0]
+    unit = draws.take(4)
+    area = scale[0] + (scale[1] - scale[0]) * unit[0]
+    shape = ratio[0] * (ratio[1] / ratio[0]) ** unit[1]
     # As shares of the image's sides; a box that would stick out is as long as the image.
     box_width = (area * shape * height / width).sqrt().clamp(max=1)
     box_height = (area / shape * width / height).sqrt().clamp(max=1)
-    matrix = torch.zeros(batch, 2, 3, device=images.device)
-    matrix[:, 0, 0], matrix[:, 1, 1] = box_width, box_height
-    matrix[:, 0, 2], matrix[:, 1, 2] = (2 * draw[2] - 1) * (1 - box_width), (2 * draw[3] - 1) * (1 - box_height)
-    return warp(images, matrix, size=size, outside="border")
+    zero = torch.zeros_like(area)
+    matrix = torch.stack(
+        [box_width, zero, (2 * unit[2] - 1) * (1 - box_width), zero, box_height, (2 * unit[3] - 1) * (1 - box_height)],
+        dim=1,
+    )
+    return warp(images, matrix.view(batch, 2, 3), size=size, outside="border")
+
+
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize uint8 images, bilinearly, smoothed where they shrink."""
+    if images.shape[-2:] == size:
+        return images
+    resized = F.interpolate(images.float(), size, mode="bilinear", align_corners=False, antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8)
+
+
+def centre_crop(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Cut `size` out of the middle; where the image is smaller, black comes in around it."""
+    over = [wanted - side for wanted, side in zip(size, images.shape[-2:], strict=True)]
+    top, left = over[0] // 2, over[1] // 2
+    return F.pad(images, (left, over[1] - left, top, over[0] - top))
 
 
 def warp(

@@ -2,11 +2,12 @@
 
 The operations, their strengths and the probability of each are those of timm's "increasing" set, as in
 `rand-m9-mstd0.5-inc1` of the DeiT recipe: two rounds, in each of which an image gets one of fifteen operations with
-probability one half. A round costs one look-up of colour tables, two blends and one warp for the whole batch.
+probability one half. A round is one look-up of colour tables, two blends and one warp, each of
+about as many images as drew it.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from vitrefine.data.colour import (
     solarize_add_table,
     solarize_table,
 )
+from vitrefine.data.draws import Draws, normal
 from vitrefine.data.geometry import warp
 
 OPERATIONS = (
@@ -32,54 +34,111 @@ OPERATIONS = (
 )  # fmt: skip
 _NUMBER = {name: i for i, name in enumerate(OPERATIONS)}
 MAX_LEVEL = 10.0
+ROUNDS = 2
+PROBABILITY = 0.5  # of an operation in each round
+RAND_AUGMENT_DRAWS = 4 * ROUNDS
 
 
 def rand_augment(
     images: Tensor,
+    draws: Draws,
     *,
     magnitude: float = 9.0,
     magnitude_std: float = 0.5,
-    rounds: int = 2,
-    p: float = 0.5,
     fill: Tensor | None = None,
-    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Augment uint8 images (B, C, H, W).
 
     Args:
         images: The batch.
+        draws: Random numbers of the batch.
         magnitude: Mean strength, 0 to 10.
         magnitude_std: Its standard deviation from image to image.
-        rounds: Operations an image may get.
-        p: Probability of each.
         fill: Colour (C,) of what comes in from outside; black if None.
-        generator: Source of randomness, on the images' device.
     """
-    draw: dict[str, Any] = {"device": images.device, "generator": generator}
-    for _ in range(rounds):
-        operation = torch.randint(len(OPERATIONS), (len(images),), **draw)
-        operation = operation.masked_fill(torch.rand(len(images), **draw) >= p, -1)
-        level = (magnitude + magnitude_std * torch.randn(len(images), **draw)).clamp(0, MAX_LEVEL) / MAX_LEVEL
-        sign = torch.rand(len(images), **draw).lt(0.5).float() * 2 - 1
-        images = apply_operations(images, operation, level, sign, fill=fill)
+    for _ in range(ROUNDS):
+        which, happens, strength, side = draws.take(4)
+        operation = (which * len(OPERATIONS)).long().masked_fill(happens >= PROBABILITY, -1)
+        level = (magnitude + magnitude_std * normal(strength)).clamp(0, MAX_LEVEL) / MAX_LEVEL
+        sign = side.lt(0.5).float() * 2 - 1
+        images = apply_operations(images, operation, level, sign, fill=fill, share=PROBABILITY / len(OPERATIONS))
     return images
 
 
+Change = Callable[[Tensor, Tensor], Tensor]
+"""Makes changed images out of some images and their numbers in the batch."""
+
+
 def apply_operations(
-    images: Tensor, operation: Tensor, level: Tensor, sign: Tensor, *, fill: Tensor | None = None
+    images: Tensor,
+    operation: Tensor,
+    level: Tensor,
+    sign: Tensor,
+    *,
+    fill: Tensor | None = None,
+    share: float = 1.0,
 ) -> Tensor:
-    """One operation an image: its number in `OPERATIONS` (-1: none), its level in 0..1 and its direction ±1."""
+    """One operation an image.
+
+    Args:
+        images: uint8 (B, C, H, W).
+        operation: Its number (B,) in `OPERATIONS`; -1 for none.
+        level: Strength (B,) in 0..1.
+        sign: Direction (B,), 1 or -1.
+        fill: Colour (C,) of what comes in from outside; black if None.
+        share: Probability with which each operation was drawn; saves work on a device.
+    """
     factor = (1 + sign * 0.9 * level).clamp(min=0.1)
-    images = look_up(images, _table(images, operation, level, factor))
-    for name, blend in (("saturation", saturate), ("sharpness", sharpen)):
-        chosen = (operation == _NUMBER[name])[:, None, None, None]
-        images = torch.where(chosen, blend(images, factor), images)
-    moved = warp(images, _matrix(images, operation, level * sign), fill=fill)
-    geometric = operation[:, None].eq(torch.tensor(_GEOMETRIC, device=images.device)).any(dim=1)
-    return torch.where(geometric[:, None, None, None], moved, images)
+
+    def coloured(some: Tensor, rows: Tensor) -> Tensor:
+        return look_up(some, _table(some, operation[rows], level[rows], factor[rows]))
+
+    def moved(some: Tensor, rows: Tensor) -> Tensor:
+        return warp(some, _matrix(some, operation[rows], (level * sign)[rows]), fill=fill)
+
+    changes: dict[tuple[str, ...], Change] = {
+        _COLOUR: coloured,
+        ("saturation",): lambda some, rows: saturate(some, factor[rows]),
+        ("sharpness",): lambda some, rows: sharpen(some, factor[rows]),
+        _GEOMETRIC: moved,
+    }
+    for names, change in changes.items():
+        chosen = torch.stack([operation == _NUMBER[name] for name in names]).any(dim=0)
+        if images.device.type == "cpu":
+            images = _change(images, chosen, change)
+        else:
+            images = _change_unseen(images, chosen, change, _room(len(images), share * len(names)))
+    return images
 
 
-_GEOMETRIC = [_NUMBER[n] for n in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")]
+_COLOUR = ("autocontrast", "equalize", "invert", "posterize", "solarize", "solarize_add", "contrast", "brightness")
+_GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+
+
+def _change(images: Tensor, chosen: Tensor, change: Change) -> Tensor:
+    """Change the chosen images."""
+    rows = chosen.nonzero()[:, 0]
+    return images.index_copy(0, rows, change(images[rows], rows)) if len(rows) else images
+
+
+def _change_unseen(images: Tensor, chosen: Tensor, change: Change, room: int) -> Tensor:
+    """Change the chosen images, at most `room` of them, without asking the device how many they are."""
+    rows = _first_rows(chosen, room)
+    some = images[rows]
+    return images.index_copy(0, rows, torch.where(chosen[rows, None, None, None], change(some, rows), some))
+
+
+def _room(images: int, share: float) -> int:
+    """Six standard deviations above the mean number of chosen images, and two: one batch in 1e7 may need more."""
+    return min(images, math.ceil(images * share + 6 * math.sqrt(images * share)) + 2)
+
+
+def _first_rows(chosen: Tensor, room: int) -> Tensor:
+    """Numbers (room,) of the chosen rows, followed by zeros; what there is no room for is left out."""
+    place = chosen.cumsum(dim=0) - 1
+    place = torch.where(chosen & (place < room), place, room)
+    numbers = torch.arange(len(chosen), device=chosen.device)
+    return torch.zeros(room + 1, dtype=torch.long, device=chosen.device).scatter(0, place, numbers)[:room]
 
 
 def _table(images: Tensor, operation: Tensor, level: Tensor, factor: Tensor) -> Tensor:
@@ -107,10 +166,9 @@ def _matrix(images: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
         return torch.where(operation == _NUMBER[name], amount * most, 0)
 
     angle = of("rotate", math.radians(30))
-    matrix = torch.zeros(len(images), 2, 3, device=images.device)
     # Coordinates run from -1 to 1 on both axes, so what mixes them carries the ratio of the sides.
-    matrix[:, 0, 0], matrix[:, 1, 1] = angle.cos(), angle.cos()
-    matrix[:, 0, 1] = (angle.sin() + of("shear_x", 0.3)) * (height / width)
-    matrix[:, 1, 0] = (-angle.sin() + of("shear_y", 0.3)) * (width / height)
-    matrix[:, 0, 2], matrix[:, 1, 2] = 2 * of("translate_x", 0.45), 2 * of("translate_y", 0.45)
-    return matrix
+    along_y = (angle.sin() + of("shear_x", 0.3)) * (height / width)
+    along_x = (-angle.sin() + of("shear_y", 0.3)) * (width / height)
+    shift_x, shift_y = 2 * of("translate_x", 0.45), 2 * of("translate_y", 0.45)
+    cosine = angle.cos()
+    return torch.stack([cosine, along_y, shift_x, along_x, cosine, shift_y], dim=1).view(-1, 2, 3)

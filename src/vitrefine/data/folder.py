@@ -1,0 +1,128 @@
+"""Folders of images: a folder for each class, in train/ and val/ (or test/), or alone.
+
+Class folders alone are divided once and for all: a fifth of the images of each class is for testing.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrefine.data.mapped import MappedSet
+from vitrefine.data.order import held_out
+from vitrefine.data.picture import read_picture
+from vitrefine.errors import UserError
+
+EXTENSIONS = (".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+TEST_NAMES = ("val", "valid", "validation", "test")
+_TEST_SHARE = 0.2
+_SIZES_LOOKED_AT = 1000
+
+
+class FolderSource:
+    """Image files by number."""
+
+    def __init__(self, root: Path, paths: list[str], labels: Tensor) -> None:
+        self.root, self.labels = root, labels
+        # One array of bytes: a list of strings would be copied, page by page, into every worker process.
+        self._paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+
+    def read(self, number: int) -> Image.Image:
+        return read_picture(self.name_of(number))
+
+    def name_of(self, number: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self._paths[number]))
+
+    def file_names(self) -> list[str]:
+        """Paths of all images, below the root."""
+        return [os.fsdecode(path) for path in self._paths]
+
+    def part(self, chosen: Tensor) -> "FolderSource":
+        """Some of the images."""
+        part = FolderSource(self.root, [], self.labels[chosen])
+        part._paths = self._paths[chosen.numpy()]
+        return part
+
+
+def folder_set(name: str, path: Path) -> MappedSet:
+    """Open a folder of images."""
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path}; give one that holds a folder of images for each class")
+    train_folder = path / "train"
+    if not train_folder.is_dir():
+        return _divided(name, path)
+    test_folder = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
+    if test_folder is None:
+        raise UserError(
+            f"{path} holds train but none of {', '.join(TEST_NAMES)}; add one, or give {train_folder} to test on a "
+            "fifth of it"
+        )
+    classes = class_names(train_folder)
+    train = read_folder(train_folder, classes)
+    test_classes = class_names(test_folder)
+    unknown = sorted(set(test_classes) - set(classes))
+    if unknown:
+        shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
+        raise UserError(f"{test_folder} holds classes that {train_folder} does not ({shown}); name them alike")
+    test = read_folder(test_folder, classes)
+    return MappedSet(name, classes, train, test, fingerprint(classes, train, test))
+
+
+def _divided(name: str, path: Path) -> MappedSet:
+    classes = class_names(path)
+    every = read_folder(path, classes)
+    for_testing = held_out(every.labels, _TEST_SHARE)
+    train, test = every.part(~for_testing), every.part(for_testing)
+    return MappedSet(name, classes, train, test, fingerprint(classes, train, test))
+
+
+def class_names(folder: Path, least: int = 2) -> tuple[str, ...]:
+    """Names of the class folders."""
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if not names and any(_is_image(entry.name) for entry in os.scandir(folder)):
+        raise UserError(f"the images in {folder} are in no class folders; put those of each class into one of its name")
+    if not names:
+        raise UserError(f"{folder} is empty; give a folder that holds a folder of images for each class")
+    if len(names) < least:
+        raise UserError(f"{folder} holds one class only ({names[0]}); at least two are needed to tell apart")
+    return tuple(names)
+
+
+def read_folder(folder: Path, classes: tuple[str, ...]) -> FolderSource:
+    """All images below the folders of these classes, in the order of their names."""
+    paths, labels = [], []
+    for label, name in enumerate(classes):
+        found = sorted(_images_below(folder / name)) if (folder / name).is_dir() else []
+        paths += [f"{name}/{path}" for path in found]
+        labels += [label] * len(found)
+    if not paths:
+        raise UserError(f"{folder} holds no images; files that end in {', '.join(EXTENSIONS)} are looked for")
+    return FolderSource(folder, paths, torch.tensor(labels))
+
+
+def _images_below(folder: Path) -> list[str]:
+    found = []
+    for here, _, files in os.walk(folder, followlinks=True):
+        below = os.path.relpath(here, folder)
+        found += [name if below == "." else f"{below}/{name}" for name in files if _is_image(name)]
+    return found
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def fingerprint(classes: tuple[str, ...], *sources: FolderSource) -> str:
+    """Hash of the names of all images, and of the sizes of a thousand of them: a million would take too long."""
+    digest = hashlib.sha256(repr(classes).encode())
+    for source in sources:
+        names = source.file_names()
+        digest.update("\n".join(names).encode("utf-8", "surrogateescape"))
+        digest.update(source.labels.numpy().tobytes())
+        every = max(1, len(names) // _SIZES_LOOKED_AT)
+        digest.update(repr([os.stat(source.name_of(i)).st_size for i in range(0, len(names), every)]).encode())
+    return digest.hexdigest()[:16]
