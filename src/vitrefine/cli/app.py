@@ -8,6 +8,8 @@ from vitrefine import __version__
 from vitrefine.cli.convert import convert
 from vitrefine.cli.info import info
 from vitrefine.cli.models import models
+from vitrefine.cli.runs import runs
+from vitrefine.cli.train import train
 from vitrefine.cli.zoo import zoo
 
 app = typer.Typer(
@@ -22,6 +24,8 @@ app.command()(models)
 app.command()(info)
 app.command()(convert)
 app.command()(zoo)
+app.command()(train)
+app.command()(runs)
 
 
 def _show_version(asked: bool) -> None:

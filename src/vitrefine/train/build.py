@@ -1,0 +1,68 @@
+"""The model that a run starts from."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrefine.errors import UserError
+from vitrefine.surgery.checkpoint import load
+from vitrefine.surgery.create import create
+from vitrefine.train.fit import TRAINING_ONLY, Fit
+from vitrefine.train.recipe import Recipe
+
+PRETRAINED = "pretrained"
+
+
+def build_model(fit: Fit, recipe: Recipe, seed: int, weights: str | None) -> tuple[nn.Module, str | None]:
+    """The model, and a sentence on the weights that it starts with; None where it starts from scratch.
+
+    Args:
+        fit: What to build.
+        recipe: Its drop rates are the model's while it trains, unless its spec says others.
+        seed: Of the initial weights.
+        weights: As in `Job`.
+    """
+    rates = {name: value for name, value in recipe.model_arguments().items() if name in TRAINING_ONLY}
+    arguments: dict[str, Any] = {name: value for name, value in rates.items() if name not in fit.spec.base.args}
+    if weights == PRETRAINED:
+        arguments[PRETRAINED] = True
+    torch.manual_seed(seed)
+    try:
+        model = create(fit.spec, **arguments)
+    except UserError as error:
+        refused = next((name for name in rates if f"argument {name}" in str(error)), None)
+        if refused is None:
+            raise
+        key = {"drop_path_rate": "model.drop_path", "drop_rate": "model.drop"}[refused]
+        raise UserError(f"{error}; train it with --set {key}=null") from error
+    if weights in (None, PRETRAINED):
+        return model, weights and "started from the weights that the model's library has for it"
+    return model, _start_from(model, str(weights), fit)
+
+
+def _start_from(model: nn.Module, path: str, fit: Fit) -> str:
+    """Take over weights by name; what is not there, and what there is one of for each class, is learnt anew."""
+    state, source = model.state_dict(), _at_size(load(path), fit).state_dict()
+    taken: dict[str, Tensor] = {}
+    for name, tensor in source.items():
+        if name not in state:
+            continue
+        if tensor.shape == state[name].shape:
+            taken[name] = tensor
+        elif tensor.shape[1:] != state[name].shape[1:] or len(tensor) == len(state[name]) or "pos" in name:
+            shapes = f"{tuple(tensor.shape)}, not {tuple(state[name].shape)}"
+            raise UserError(f"{path} does not fit {fit.spec}: its {name} is {shapes}; take a model of the same shape")
+    if not taken:
+        raise UserError(f"{path} has no weight in common with {fit.spec}; start from a model of the same kind")
+    model.load_state_dict(taken, strict=False)
+    new = [name for name in state if name not in taken]
+    return f"started from {path}: {len(taken)} of {len(state)} weights; new: {', '.join(new) or 'none'}"
+
+
+def _at_size(model: nn.Module, fit: Fit) -> nn.Module:
+    """Position embeddings resized, where the model knows how."""
+    resize: Any = getattr(model, "set_input_size", None)
+    if resize is not None:
+        resize(img_size=fit.size)
+    return model

@@ -1,0 +1,145 @@
+"""A run made ready: device, precision, model, optimiser and loaders, built from a job."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, parse_flag_from_env
+from timm.utils.model_ema import ModelEmaV3
+from torch import nn
+
+from vitrefine.data.dataset import DataSet, Loader, Place
+from vitrefine.errors import UserError
+from vitrefine.models.cost import measure
+from vitrefine.train.build import build_model
+from vitrefine.train.fit import Fit
+from vitrefine.train.job import Job
+from vitrefine.train.objective import Objective, build_objective
+from vitrefine.train.optimizer import build_optimizer
+from vitrefine.train.recipe import Recipe
+from vitrefine.train.schedule import build_schedule
+from vitrefine.train.state import Progress, State
+
+PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # as Accelerate calls them
+
+
+@dataclass
+class Setup:
+    """What the loop works with."""
+
+    job: Job
+    fit: Fit
+    state: State
+    raw: nn.Module  # the model under whatever wraps it
+    optimizer: AcceleratedOptimizer  # the state's, wrapped: it knows how gradients are scaled
+    objective: Objective
+    train_loader: Loader
+    test_loader: Loader
+    updates_per_epoch: int
+    params: int
+    macs: int | None
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.job.recipe
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.state.accelerator
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process has but a part of the weights."""
+        return self.accelerator.distributed_type == DistributedType.FSDP
+
+    @property
+    def tested(self) -> nn.Module:
+        """The model that is tested. Unwrapped where it can be: processes that test need not wait for each other."""
+        if self.state.ema is not None:
+            return self.state.ema.module
+        return self.state.model if self.sharded else self.raw
+
+
+def start_accelerator(job: Job) -> Accelerator:
+    """Accelerate for a job: its device and processes are those that this process was launched with."""
+    # Accelerate joins processes without a GPU only if it is told that there is none.
+    cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    device = PartialState(cpu=cpu).device
+    precision = job.recipe.precision
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if fast else "fp32"
+    if precision == "fp16" and device.type != "cuda":
+        raise UserError("precision=fp16 needs a GPU; set precision=fp32")
+    AcceleratorState._reset_state()  # an earlier run of this process may have had another precision
+    return Accelerator(
+        cpu=cpu,
+        mixed_precision=PRECISIONS[precision],
+        log_with=list(job.track) or None,
+        project_dir=str(job.folder),
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
+
+
+@contextmanager
+def numerics(recipe: Recipe, accelerator: Accelerator) -> Iterator[None]:
+    """PyTorch's settings for a run, put back afterwards."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    torch.use_deterministic_algorithms(recipe.deterministic)
+    if accelerator.mixed_precision != "no":
+        torch.set_float32_matmul_precision("high")  # what is left in single precision need not be exact then
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_float32_matmul_precision(before[1])
+
+
+def is_compiled(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the model is compiled."""
+    return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
+
+
+def build_setup(job: Job, data: DataSet, fit: Fit, accelerator: Accelerator, say: Callable[[str], None]) -> Setup:
+    """Build everything that a job needs."""
+    recipe, device = job.recipe, accelerator.device
+    raw, started = build_model(fit, recipe, job.seed, job.weights)
+    if started:
+        say(started)
+    params, macs = _cost(raw, fit, data.channels)
+    raw.to(device).train()
+    objective = build_objective(recipe, raw, len(data.classes), mean=data.mean, std=data.std, device=device).to(device)
+    optimizer = build_optimizer(raw, recipe)
+    ema = None
+    if recipe.model.ema is not None:
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise UserError("a running mean of weights that are in shards is not kept; set model.ema=null, or use DDP")
+        ema = ModelEmaV3(raw, decay=recipe.model.ema, use_warmup=True)
+    if is_compiled(recipe, device):
+        raw.compile()
+    place = Place(recipe.per_process(accelerator.num_processes), *_seat(accelerator), device, job.seed)
+    train_loader = data.train_loader(place, recipe.augment, recipe.data, fit.size)
+    updates = len(train_loader) // recipe.accumulate
+    schedule = build_schedule(optimizer, recipe, updates)
+    model, wrapped = accelerator.prepare(raw, optimizer)
+    state = State(accelerator, model, wrapped.optimizer, schedule, ema, torch.zeros(2, device=device), Progress())
+    test_loader = data.test_loader(place, recipe.data, fit.size)
+    return Setup(job, fit, state, raw, wrapped, objective, train_loader, test_loader, updates, params, macs)
+
+
+def _seat(accelerator: Accelerator) -> tuple[int, int]:
+    return accelerator.process_index, accelerator.num_processes
+
+
+def _cost(model: nn.Module, fit: Fit, channels: int) -> tuple[int, int | None]:
+    try:
+        cost = measure(model, fit.size, channels)
+    except UserError as error:
+        logging.getLogger(__name__).info("%s", error)
+        return sum(parameter.numel() for parameter in model.parameters()), None
+    return cost.params, cost.macs
