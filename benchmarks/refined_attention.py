@@ -1,14 +1,17 @@
 """Refined attention on a GPU: our kernels against plain attention and every other way to compute it.
 
-    python benchmarks/refined_attention.py [--shapes 0,1] [--skip compiled]
+    python benchmarks/refined_attention.py [--shapes 0,1] [--compile 0] [--skip authors]
 
 Prints a table a shape and writes results/refined_attention.csv: milliseconds (median, 10th and 90th percentile) of
 forward and of forward + backward as launched from Python, medians as replayed from a CUDA graph, and the memory of a
-training step beyond its inputs. bfloat16, expansion 3, a 3×3 kernel.
+training step beyond its inputs. bfloat16, expansion 3, a 3×3 kernel. Competitors are compiled at the shapes of
+`--compile` alone: it takes long. Liger-Kernel's multi-token attention takes part where it is installed; it convolves
+maps too, but causal ones, of scores that it is given.
 """
 
 import argparse
 import csv
+import importlib.util
 from collections.abc import Callable
 from math import isnan, nan
 from pathlib import Path
@@ -19,7 +22,8 @@ import triton
 from torch import Tensor
 
 from vitrefine.layers.official_refiner import OfficialRefiner
-from vitrefine.ops.kernels import refined_attention_triton
+from vitrefine.ops.kernels import refined_attention_and_maps_triton, refined_attention_triton
+from vitrefine.ops.official_refine import OfficialMix, official_refine
 from vitrefine.ops.refined_attention import Mix, attention_maps, refined_attention
 
 SHAPES = [(128, 12, 197, 32), (32, 12, 577, 32), (16, 16, 785, 32), (1, 12, 4096, 32), (2, 12, 4096, 64)]
@@ -54,11 +58,35 @@ def ours(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
     return refined_attention_triton(q, k, v, mix.fold())
 
 
+def ours_keeping_maps(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+    return refined_attention_and_maps_triton(q, k, v, mix.fold())[0]
+
+
+def liger(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+    from liger_kernel.ops.multi_token_attention import LigerMultiTokenAttentionFunction
+
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT
+    return LigerMultiTokenAttentionFunction.apply(scores, mix.fold().to(q.dtype), None, 1, SIZE // 2) @ v
+
+
 def authors(heads: int) -> Attention:
+    """As trained: batch norms with the statistics of the batch."""
     refiner = OfficialRefiner(heads, expansion=RATIO, kernel_size=SIZE, device="cuda", dtype=torch.bfloat16)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
         return refiner(attention_maps(q, k)) @ v
+
+    return attend
+
+
+def authors_folded(heads: int, impl: str) -> Attention:
+    """As used: batch norms folded into the weights; forward only."""
+    hidden = RATIO * heads
+    shapes = [(hidden, heads), (hidden,), (hidden, SIZE, SIZE), (hidden,), (heads, hidden), (heads,), (heads,)]
+    folded = OfficialMix(*(torch.randn(shape, device="cuda") for shape in shapes))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+        return official_refine(attention_maps(q, k), folded, impl=impl) @ v
 
     return attend
 
@@ -97,13 +125,15 @@ def replayed(step: Callable[[], object]) -> float:
     return timed(graph.replay)[0]
 
 
-def measure(attend: Attention, batch: int, heads: int, tokens: int, dim: int) -> dict[str, float]:
+def measure(
+    attend: Attention, batch: int, heads: int, tokens: int, dim: int, *, backward: bool = True
+) -> dict[str, float]:
     shape = (batch, heads, tokens, dim)
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     hidden = heads * RATIO
     mix = Mix(*(torch.randn(s, device="cuda").mul(0.2).requires_grad_() for s in _weight_shapes(heads, hidden)))
     grad = torch.randn_like(q)
-    leaves = [q, k, v] if attend is plain or attend.__name__ == "attend" else [q, k, v, *mix]
+    leaves = [q, k, v] if attend is plain or getattr(attend, "__name__", "") == "attend" else [q, k, v, *mix]
 
     @torch.no_grad()
     def forward() -> None:
@@ -112,6 +142,12 @@ def measure(attend: Attention, batch: int, heads: int, tokens: int, dim: int) ->
     def both() -> None:
         torch.autograd.grad(attend(q, k, v, mix), leaves, grad)
 
+    row = dict.fromkeys((f"{what}{part}" for what in ("fwd", "both") for part in ("", "_p10", "_p90", "_graph")), nan)
+    row["train_mib"] = nan
+    forward()
+    row |= dict(zip(("fwd", "fwd_p10", "fwd_p90"), timed(forward), strict=True))
+    if not backward:
+        return row
     both()
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
@@ -121,11 +157,11 @@ def measure(attend: Attention, batch: int, heads: int, tokens: int, dim: int) ->
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - held
     del kept, grads
-    row = dict(zip(("fwd", "fwd_p10", "fwd_p90"), timed(forward), strict=True))
     row |= dict(zip(("both", "both_p10", "both_p90"), timed(both), strict=True))
-    # The others take so long that launching costs them nothing.
-    graphs = (replayed(forward), replayed(both)) if attend in (plain, ours) else (nan, nan)
-    return row | dict(zip(("fwd_graph", "both_graph"), graphs, strict=True)) | {"train_mib": peak / 2**20}
+    row["train_mib"] = peak / 2**20
+    if attend in (plain, ours, ours_keeping_maps):  # the others take so long that launching costs them nothing
+        row["fwd_graph"], row["both_graph"] = replayed(forward), replayed(both)
+    return row
 
 
 def _weight_shapes(heads: int, hidden: int) -> list[tuple[int, ...]]:
@@ -142,6 +178,7 @@ def written(value: object) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shapes", default=",".join(map(str, range(len(SHAPES)))), help="indices into SHAPES")
+    parser.add_argument("--compile", default="0", help="indices of the shapes at which competitors are compiled too")
     parser.add_argument("--skip", default="", help="leave out competitors whose name contains this")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "refined_attention.csv")
     options = parser.parse_args()
@@ -152,26 +189,35 @@ def main() -> None:
         competitors: dict[str, Attention] = {
             "SDPA, no refinement": plain,
             "vitrefine, Triton": ours,
+            "vitrefine, Triton, maps kept": ours_keeping_maps,
             "three steps, eager": three_steps,
-            "three steps, compiled": torch.compile(three_steps, dynamic=False),
             "one convolution, eager": collapsed,
-            "one convolution, compiled": torch.compile(collapsed, dynamic=False),
             "one convolution, heads innermost": heads_innermost,
             "authors' form, eager": authors(heads),
+            "authors', folded, eager": authors_folded(heads, "reference"),
+            "authors', folded, Triton": authors_folded(heads, "triton"),
         }
+        if importlib.util.find_spec("liger_kernel"):
+            competitors["Liger multi-token (causal)"] = liger
+        if index in map(int, options.compile.split(",")):
+            competitors |= {
+                "three steps, compiled": torch.compile(three_steps, dynamic=False),
+                "one convolution, compiled": torch.compile(collapsed, dynamic=False),
+                "authors' form, compiled": torch.compile(authors(heads), dynamic=False),
+            }
         print(f"\nB{batch} H{heads} N{tokens} d{dim}: ms forward | forward + backward (in a graph) | MiB of training")
         for name, attend in competitors.items():
             if options.skip and options.skip in name:
                 continue
             try:
-                row = measure(attend, batch, heads, tokens, dim)
+                row = measure(attend, batch, heads, tokens, dim, backward="folded" not in name)
             except torch.OutOfMemoryError:
                 print(f"{name:34s} out of memory")
                 continue
             rows.append({"batch": batch, "heads": heads, "tokens": tokens, "dim": dim, "name": name} | row | machine)
             print(
                 f"{name:34s} {row['fwd']:8.3f} ({row['fwd_graph']:.3f}) | {row['both']:8.3f} ({row['both_graph']:.3f})"
-                f" | {row['train_mib']:6.0f}".replace("(nan)", "       "),
+                f" | {row['train_mib']:6.0f}".replace("(nan)", "").replace("nan", ""),
                 flush=True,
             )
             torch.cuda.empty_cache()

@@ -12,19 +12,21 @@ import pytest
 import torch
 
 from vitrefine.errors import UserError
-from vitrefine.ops.refined_attention import Mix, refined_attention
+from vitrefine.layers.refiner import Refiner
+from vitrefine.ops.refined_attention import Mix, aggregate, refined_attention, refined_maps
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if ON_GPU else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+STEPS = 20 if ON_GPU else 3
 runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
 if ON_GPU or INTERPRETED:
+    from vitrefine.ops.kernels import refined_attention_and_maps_triton, refined_attention_triton
     from vitrefine.ops.kernels import refined_attention_plan as plan
-    from vitrefine.ops.kernels import refined_attention_triton
 
 
 @pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
@@ -164,6 +166,50 @@ def test_dropout_is_seeded_and_the_same_backward():
     torch.testing.assert_close((dmix * mix).sum(), (out * grad).sum(), rtol=1e-4, atol=1e-4)
 
 
+def check_shared(qkv, mix, dtype, *, mask=None):
+    """A block that keeps its maps and one that uses them again, against the specification in float64."""
+    other = torch.randn_like(qkv[2]).requires_grad_()
+    leaves = [*qkv, other, mix.expand, mix.local, mix.reduce]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact_maps = refined_maps(*exact[:2], Mix(*exact[4:]), attn_mask=mask, impl="reference")
+    truth = torch.stack([exact_maps @ exact[2], exact_maps @ exact[3]])
+    out, maps = refined_attention_and_maps_triton(*qkv, mix.fold(), attn_mask=mask)
+    tolerance = TOLERANCE[dtype]
+    assert maps.stride(-2) % 16 == 0
+    assert error(maps, exact_maps) < tolerance
+    result = torch.stack([out, aggregate(maps, other)])
+    assert error(result, truth) < tolerance
+    grad = torch.randn_like(result)
+    grads = torch.autograd.grad(result, leaves, grad)
+    for ours, expected in zip(grads, torch.autograd.grad(truth, exact, grad.double()), strict=True):
+        assert error(ours, expected) < tolerance
+
+
+@runs_kernels
+@pytest.mark.parametrize("mask", [None, hiding_bias])
+def test_maps_that_later_blocks_share(mask):
+    shape = (2, 2, 19, 18, 16, 3)
+    qkv, mix = make(*shape, torch.float32)
+    check_shared(qkv, mix, torch.float32, mask=mask and mask(*shape[:4]))
+
+
+@runs_kernels
+def test_maps_alone_have_a_gradient_and_are_whole_under_dropout():
+    (q, k, v), mix = make(1, 2, 17, 17, 16, 3, torch.float32)
+    out, maps = refined_attention_and_maps_triton(q, k, v, mix.fold(), dropout_p=0.4)
+    exact = refined_maps(q, k, mix, impl="reference")
+    assert error(maps, exact.double()) < 1e-5
+    assert error(out, (exact @ v).double()) > 0.1
+    grad = torch.randn_like(exact)
+    ours, expected = (torch.autograd.grad(m, [q, k, mix.local], grad, retain_graph=True) for m in (maps, exact))
+    for a, b in zip(ours, expected, strict=True):
+        assert error(a, b.double()) < 1e-5
+    dv, dlocal = torch.autograd.grad(out, [v, mix.local], out)
+    # The output is linear in both, whatever was dropped.
+    torch.testing.assert_close((dv * v).sum(), out.square().sum(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((dlocal * mix.local).sum(), out.square().sum(), rtol=1e-4, atol=1e-4)
+
+
 @runs_kernels
 def test_same_bits_twice():
     (q, k, v), mix = make(1, 2, 16, 17, 16, 3, torch.float32)
@@ -174,6 +220,33 @@ def test_same_bits_twice():
         out = refined_attention_triton(q, k, v, mix.fold())
         results.append([out, *torch.autograd.grad(out, leaves, grad)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@runs_kernels
+def test_training_follows_the_same_loss_curve():
+    """A layer that learns: the same data, weights and optimiser, the kernels or the specification."""
+    tokens, heads, dim = 17, 2, 16
+    x, target = torch.randn(2, 1, tokens, heads * dim, device=DEVICE)
+
+    def curve(impl):
+        torch.manual_seed(1)
+        project = torch.nn.Linear(heads * dim, 3 * heads * dim).to(DEVICE)
+        mix = Refiner(heads, expansion=2, kernel_size=3, device=DEVICE)
+        optimiser = torch.optim.AdamW([*project.parameters(), *mix.parameters()], lr=0.02)
+        losses = []
+        for _ in range(STEPS):
+            q, k, v = project(x).unflatten(-1, (3, heads, dim)).permute(2, 0, 3, 1, 4)
+            out = refined_attention(q, k, v, mix.mix(), impl=impl)
+            loss = (out.transpose(1, 2).flatten(2) - target).square().mean()
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            losses.append(loss.item())
+        return torch.tensor(losses)
+
+    ours, expected = curve("triton"), curve("reference")
+    torch.testing.assert_close(ours, expected, rtol=1e-2, atol=0)
+    assert ours[-1] < 0.98 * ours[0]
 
 
 class Attend(torch.nn.Module):
@@ -193,6 +266,21 @@ def test_compiles_and_exports_as_one_graph():
     assert all(torch.equal(a, b) for a, b in pairs)
     exported = torch.export.export(Attend(), tuple(t.detach() for t in inputs))
     assert torch.equal(exported.module()(*(t.detach() for t in inputs)), expected)
+
+
+@runs_kernels
+@pytest.mark.parametrize("keep", [False, True])
+def test_operators_are_registered_soundly(keep):
+    """Shapes and strides that a compiler is told beforehand, of q, k and v as a layer hands them over."""
+    q, k, v = torch.randn(1, 5, 3, 2, 16, device=DEVICE).permute(2, 0, 3, 1, 4)
+    mix = torch.randn(2, 2, 3, 3, device=DEVICE)
+    forward = (q, k, v, mix, None, None, None, 0.0, 0.25, keep)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.vitrefine.refined_attention.default, forward, test_utils=tests)
+    out, lse, packed, kept = torch.ops.vitrefine.refined_attention(*forward)
+    grad_kept = torch.randn_like(kept) if keep else None
+    backward = (torch.randn_like(out), q, k, v, mix, None, None, None, lse, packed, kept, grad_kept, 0.0, 0.25, False)
+    torch.library.opcheck(torch.ops.vitrefine.refined_attention_backward.default, backward, test_utils=tests)
 
 
 @runs_kernels
@@ -222,6 +310,13 @@ def test_says_what_it_cannot_do():
 def test_real_sizes_in_bfloat16(shape, mask):
     qkv, mix = make(*shape, torch.bfloat16)
     check(qkv, mix, mask=mask and mask(*shape[:4]))
+
+
+@on_gpu
+@pytest.mark.parametrize("tokens", [197, 577])
+def test_shared_maps_in_bfloat16(tokens):
+    qkv, mix = make(3, 12, tokens, tokens, 32, 3, torch.bfloat16)
+    check_shared(qkv, mix, torch.bfloat16)
 
 
 @on_gpu

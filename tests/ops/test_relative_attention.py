@@ -101,6 +101,14 @@ def test_kernel_follows_the_specification(grid, dim, dtype):
 
 
 @runs_kernels
+def test_kernel_sums_over_rows_where_pairs_are_too_many(monkeypatch):
+    from vitrefine.ops.kernels import relative_attention as kernels
+
+    monkeypatch.setattr(kernels, "MOST_PAIRS", 0)
+    check(inputs(grid=(4, 5)), (4, 5))
+
+
+@runs_kernels
 def test_kernel_takes_a_scale_and_a_fixed_table():
     arguments, grid = inputs(), (3, 5)
     check(arguments, grid, scale=0.7)

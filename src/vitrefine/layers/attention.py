@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrefine.layers.position import Grid, RelativePositionBias
+from vitrefine.ops.relative_attention import relative_attention
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -39,9 +40,12 @@ class GlobalAttention(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
-        bias = None if self.position is None else self.position(grid).to(q.dtype)[None]
         dropout_p = self.attn_drop if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout_p)
+        if self.position is not None and not dropout_p:
+            x = relative_attention(q, k, v, self.position.resized(grid), grid)
+        else:
+            bias = None if self.position is None else self.position(grid).to(q.dtype)[None]
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout_p)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
 

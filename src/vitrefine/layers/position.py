@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrefine.ops.relative_attention import spread_table
+
 Grid = tuple[int, int]
 
 
@@ -48,15 +50,14 @@ class RelativePositionBias(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.table, std=0.02)
 
-    def forward(self, grid: Grid) -> Tensor:
-        """(heads, h·w, h·w)."""
+    def resized(self, grid: Grid) -> Tensor:
+        """(heads, 2h-1, 2w-1): the table for a grid."""
         height, width = grid
         table = self.table.T.unflatten(1, (2 * self.built_for[0] - 1, 2 * self.built_for[1] - 1))
-        if grid != self.built_for:
-            table = F.interpolate(table[None], (2 * height - 1, 2 * width - 1), mode="bicubic", align_corners=False)[0]
-        row = torch.arange(height, device=table.device)
-        column = torch.arange(width, device=table.device)
-        down = row[:, None] - row + height - 1  # (h, h): displacement of query against key, counted from zero
-        right = column[:, None] - column + width - 1
-        bias = table[:, down[:, None, :, None], right[None, :, None, :]]  # (heads, h, w, h, w)
-        return bias.reshape(-1, height * width, height * width)
+        if grid == self.built_for:
+            return table
+        return F.interpolate(table[None], (2 * height - 1, 2 * width - 1), mode="bicubic", align_corners=False)[0]
+
+    def forward(self, grid: Grid) -> Tensor:
+        """(heads, h·w, h·w)."""
+        return spread_table(self.resized(grid), grid)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrefine.layers.official_inference import refine_officially
 from vitrefine.layers.official_refiner import OfficialRefiner
 from vitrefine.layers.refiner import Refiner
-from vitrefine.ops.refined_attention import aggregate, attention_maps, refined_attention, refined_maps
+from vitrefine.ops.refined_attention import aggregate, attention_maps, refined_attention, refined_attention_and_maps
 
 
 class _MapSharingAttention(nn.Module):
@@ -136,11 +137,11 @@ class RefinedAttention(_MapSharingAttention):
             return self._project(aggregate(maps, self._heads(self.v(x)), dropout_p=self._dropout_p)), maps
         q, k, v = self._qkv(x)
         mix, grid = self.refiner.mix(), self.refiner.grid(grid)
+        options: dict[str, Any] = {"attn_mask": attn_mask, "grid": grid, "dropout_p": self._dropout_p}
         if not self.hands_on:
-            heads = refined_attention(q, k, v, mix, attn_mask=attn_mask, grid=grid, dropout_p=self._dropout_p)
-            return self._project(heads), None
-        maps = refined_maps(q, k, mix, attn_mask=attn_mask, grid=grid)
-        return self._project(aggregate(maps, v, dropout_p=self._dropout_p)), maps
+            return self._project(refined_attention(q, k, v, mix, **options)), None
+        heads, maps = refined_attention_and_maps(q, k, v, mix, **options)
+        return self._project(heads), maps
 
 
 class OfficialRefinedAttention(_MapSharingAttention):
@@ -195,12 +196,12 @@ class OfficialRefinedAttention(_MapSharingAttention):
         if self.shared:
             assert maps is not None, "a block that shares maps needs those of the block before"
             assert self.refiner is not None
-            used, v = self.scale * self.refiner(maps), self._heads(self.v(x))
+            used, v = refine_officially(maps, self.refiner, self.scale), self._heads(self.v(x))
             return self._project(aggregate(used, v, dropout_p=self._dropout_p)), maps
         q, k, v = self._qkv(x)
         own = attention_maps(q, k)
         if maps is not None:
             own = own + self.scale * maps
         if self.refiner is not None:
-            own = self.refiner(own)
+            own = refine_officially(own, self.refiner)
         return self._project(aggregate(own, v, dropout_p=self._dropout_p)), own

@@ -2,8 +2,9 @@
 
 LIT merges with kernel = stride = 2; models that merge otherwise (3×3 with stride 2, depth-wise) are served too. Each
 output token reads its points of the map, the regular grid moved by the offsets, bilinearly and with zeros outside, and
-multiplies them by one weight matrix. All of it is plain PyTorch: any dtype, no compiled extension. The sampling rule
-and the order of the offset channels (dy, dx of tap 0, of tap 1, …; taps row-major) are torchvision's `deform_conv2d`.
+multiplies them by one weight matrix. `impl="reference"` is plain PyTorch, any dtype, no compiled extension, and the
+specification; `impl="triton"` does the same on a GPU. The sampling rule and the order of the offset channels (dy, dx of
+tap 0, of tap 1, …; taps row-major) are torchvision's `deform_conv2d`.
 """
 
 from typing import Any
@@ -12,6 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrefine.errors import check_choice
+from vitrefine.ops.choice import AMPERE, HALF, computes_in, runs_kernels
+
+IMPLEMENTATIONS = ("auto", "reference", "triton")
+KERNEL_TYPES = {*HALF, torch.float32}
 Size = int | tuple[int, int]
 
 
@@ -90,6 +96,12 @@ def deform_map(
     return sample_bilinear(x, rows, columns).unflatten(1, (height * down, width * across))
 
 
+def _kernels_apply(x: Tensor, offset: Tensor, weight: Tensor) -> bool:
+    kinds = {computes_in(x), computes_in(weight)}
+    one_kind = len(kinds) == 1 and kinds <= KERNEL_TYPES and offset.dtype in KERNEL_TYPES
+    return one_kind and runs_kernels(x, AMPERE)
+
+
 def deformable_merge(
     x: Tensor,
     offset: Tensor,
@@ -100,6 +112,7 @@ def deformable_merge(
     padding: Size = 0,
     dilation: Size = 1,
     groups: int = 1,
+    impl: str = "auto",
 ) -> Tensor:
     """Merge each window of an NHWC map into one token.
 
@@ -111,10 +124,18 @@ def deformable_merge(
         bias: (C_out,).
         stride, padding, dilation: As in `sample_points`.
         groups: Groups of channels that do not mix.
+        impl: `reference`, `triton` (on a GPU, without groups), or `auto`: the kernels where they apply.
 
     Returns:
         (B, h, w, C_out).
     """
+    check_choice("implementation", impl, IMPLEMENTATIONS)
+    if impl == "auto":
+        impl = "triton" if groups == 1 and _kernels_apply(x, offset, weight) else "reference"
+    if impl == "triton":
+        from vitrefine.ops.kernels.deformable_merge import deformable_merge_triton
+
+        return deformable_merge_triton(x, offset, weight, bias, stride=stride, padding=padding, dilation=dilation)
     kernel_size = (weight.shape[2], weight.shape[3])
     geometry: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     if groups > 1:

@@ -19,6 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import UserError, check_choice
+from vitrefine.ops.choice import HALF, HOPPER, runs_kernels, say_once
+
+# Where which implementation is the fastest on an H200: benchmarks/refined_attention.py.
+FEWEST_PAIRS = 1 << 20  # with fewer entries in all maps together, launching the kernels takes longer than the work
+WIDEST_LOCAL = 384  # keys; above, DLA alone is faster through plain attention
 
 
 class Mix(NamedTuple):
@@ -27,6 +32,11 @@ class Mix(NamedTuple):
     expand: Tensor | None = None  # (H', H)
     local: Tensor | None = None  # (H', k, k)
     reduce: Tensor | None = None  # (H, H')
+
+    def out_maps(self, heads: int) -> int:
+        """The number of refined maps out of so many heads."""
+        last = next((w for w in (self.reduce, self.local, self.expand) if w is not None), None)
+        return heads if last is None else last.shape[0]
 
     def fold(self) -> Tensor:
         """The one (G, H, k, k) kernel that does all three steps."""
@@ -38,7 +48,9 @@ class Mix(NamedTuple):
         expand = identity if self.expand is None else self.expand
         reduce = identity if self.reduce is None else self.reduce
         local = some.new_ones(hidden, 1, 1) if self.local is None else self.local
-        return torch.einsum("gm,mab,mh->ghab", reduce, local, expand)
+        kind = "cpu" if some.is_meta else some.device.type  # autocast knows no meta device
+        with torch.autocast(kind, enabled=False):  # small, and what it loses every map would feel
+            return torch.einsum("gm,mab,mh->ghab", reduce, local, expand)
 
 
 def convolve_maps(maps: Tensor, kernel: Tensor, *, groups: int = 1, grid: tuple[int, int] | None = None) -> Tensor:
@@ -152,6 +164,37 @@ def aggregate(maps: Tensor, v: Tensor, *, dropout_p: float = 0.0) -> Tensor:
     return F.dropout(maps, dropout_p) @ v
 
 
+def _choose(
+    q: Tensor, v: Tensor, mix: Mix, *, attn_mask: Tensor | None, dropout_p: float, grid: tuple[int, int] | None
+) -> str:
+    """The implementation that `auto` stands for."""
+    pairs = q.shape[0] * q.shape[1] * q.shape[2] * v.shape[2]
+    if not q.is_cuda or q.dtype not in HALF or v.dtype != q.dtype or pairs < FEWEST_PAIRS:
+        return "collapsed"
+    if grid is not None:
+        say_once("refined attention that follows an image has no kernel of its own: it convolves whole maps")
+        return "collapsed"
+    if not runs_kernels(q, HOPPER):
+        say_once(
+            "refined attention has kernels for GPUs from Hopper on, with Triton installed: it convolves whole maps"
+        )
+        return "collapsed"
+    from vitrefine.ops.kernels.refined_attention_op import supported
+
+    alone = mix.expand is None and mix.reduce is None
+    over_keys = attn_mask is None or (attn_mask.ndim > 1 and attn_mask.shape[-2] == 1)
+    if alone and v.shape[2] > WIDEST_LOCAL and over_keys and not dropout_p:
+        return "sdpa"
+    maps, size = mix.out_maps(q.shape[1]), 1 if mix.local is None else mix.local.shape[-1]
+    if not supported(max(q.shape[1], maps), size, q.shape[-1], q.dtype):
+        say_once(
+            f"refined attention has no kernel for {maps} maps, a {size}×{size} kernel and {q.shape[-1]} channels a "
+            "head: it convolves whole maps"
+        )
+        return "collapsed"
+    return "triton"
+
+
 def refined_attention(
     q: Tensor,
     k: Tensor,
@@ -175,16 +218,19 @@ def refined_attention(
         dropout_p: Dropout of the refined maps.
         scale: Factor of the scores; d^-½ if None.
         grid: Height and width of the image whose patches are the last keys: DLA then works on that image.
-        impl: `reference`, `collapsed`, `sdpa` (DLA alone), `triton` (on a GPU), or `auto`: collapsed, for now.
+        impl: `reference`, `collapsed`, `sdpa` (DLA alone), `triton` (on a GPU), or `auto`: on a GPU from Hopper on, in
+            half precision, without a grid and where the work is worth it, `triton`; DLA alone over many keys `sdpa`;
+            else `collapsed`.
 
     Returns:
         (B, G, N, d), G the number of refined maps: H, or H' where there is no reduction.
     """
+    if impl == "auto":
+        impl = _choose(q, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, grid=grid)
     if impl == "triton":
         from vitrefine.ops.kernels import refined_attention_triton
 
-        if grid is not None:
-            raise UserError("the Triton kernel does not follow an image: use impl=collapsed where there is a grid")
+        _refuse_grid(grid)
         return refined_attention_triton(q, k, v, mix.fold(), attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
     if impl == "sdpa":
         from vitrefine.ops.local_attention import local_attention
@@ -194,3 +240,43 @@ def refined_attention(
         return local_attention(q, k, v, mix.local, attn_mask=attn_mask, scale=scale, grid=grid)
     maps = refined_maps(q, k, mix, attn_mask=attn_mask, scale=scale, grid=grid, impl=impl)
     return aggregate(maps, v, dropout_p=dropout_p)
+
+
+def refined_attention_and_maps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix: Mix,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    grid: tuple[int, int] | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`refined_attention`, and the maps that it aggregated, before dropout: for blocks that use them again.
+
+    Args:
+        q, k, v, mix, attn_mask, dropout_p, scale, grid: As in `refined_attention`.
+        impl: `reference`, `collapsed`, `triton` or `auto`.
+
+    Returns:
+        (B, G, N, d), and the maps (B, G, N, N).
+    """
+    if impl == "auto":
+        impl = _choose(q, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, grid=grid)
+        impl = "collapsed" if impl == "sdpa" else impl  # which never sees the maps
+    if impl == "triton":
+        from vitrefine.ops.kernels import refined_attention_and_maps_triton
+
+        _refuse_grid(grid)
+        return refined_attention_and_maps_triton(
+            q, k, v, mix.fold(), attn_mask=attn_mask, dropout_p=dropout_p, scale=scale
+        )
+    maps = refined_maps(q, k, mix, attn_mask=attn_mask, scale=scale, grid=grid, impl=impl)
+    return aggregate(maps, v, dropout_p=dropout_p), maps
+
+
+def _refuse_grid(grid: tuple[int, int] | None) -> None:
+    if grid is not None:
+        raise UserError("the Triton kernel does not follow an image: use impl=collapsed where there is a grid")

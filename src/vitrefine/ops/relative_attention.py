@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import UserError
+from vitrefine.ops.choice import AMPERE, runs_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
-FEWEST_TOKENS = 512  # with fewer the bias is small, and building it cheaper: benchmarks/relative_attention.py
+# Where there is less to do than either, launching the kernels takes longer than building the bias.
+FEWEST_TOKENS, FEWEST_PAIRS = 512, 1 << 22  # benchmarks/relative_attention.py
 
 
 def spread_table(table: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -47,7 +49,7 @@ def relative_attention(
         table: Bias of each head and displacement, (H, 2h-1, 2w-1).
         grid: Height and width of the map.
         scale: Factor of the scores; d^-½ if None.
-        impl: `reference`, `triton`, or `auto`: the kernel on CUDA where it applies and the map is large.
+        impl: `reference`, `triton`, or `auto`: the kernel on a GPU where it applies and there is enough to do.
 
     Returns:
         (B, H, N, d).
@@ -64,7 +66,9 @@ def relative_attention(
         )
     if impl == "auto":
         served = q.dtype in (torch.float16, torch.bfloat16, torch.float32) and q.shape[-1] <= 128
-        impl = "triton" if q.is_cuda and served and q.shape[2] >= FEWEST_TOKENS else "reference"
+        pairs = q.shape[0] * q.shape[1] * q.shape[2] ** 2
+        worth_it = q.shape[2] >= FEWEST_TOKENS or pairs >= FEWEST_PAIRS
+        impl = "triton" if served and worth_it and runs_kernels(q, AMPERE) else "reference"
     if impl == "triton":
         from vitrefine.ops.kernels.relative_attention import relative_attention_triton
 

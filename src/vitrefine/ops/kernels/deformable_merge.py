@@ -21,8 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrefine.errors import UserError
+from vitrefine.ops.kernels.launch import Launcher, on_its_device
 
 Geometry = list[int]  # stride, padding, dilation; down and across of each
+GEOMETRY = ("DOWN", "ACROSS", "STEP_ROW", "STEP_COLUMN", "PAD_ROW", "PAD_COLUMN", "APART_ROW", "APART_COLUMN")
 
 
 @triton.jit
@@ -167,6 +169,7 @@ def _tile(kernel: str, n_channels: int) -> tuple[int, int, int]:
 
 
 def _sample(
+    launch: Launcher,
     x: Tensor,
     offset: Tensor,
     weight: Tensor,
@@ -177,7 +180,9 @@ def _sample(
     _, height, width, n_channels = x.shape
     n_taps = samples.numel() // n_channels
     rows, channels, warps = _tile("sample", n_channels)
-    sample_kernel[(triton.cdiv(n_taps, rows),)](
+    launch(
+        sample_kernel,
+        (triton.cdiv(n_taps, rows), 1, 1),
         x,
         offset,
         samples,
@@ -188,8 +193,7 @@ def _sample(
         *offset.shape[2:],
         height,
         width,
-        *weight.shape[2:],
-        *geometry,
+        **dict(zip(GEOMETRY, (*weight.shape[2:], *geometry), strict=True)),
         BACKWARD=grads is not None,
         ROWS=rows,
         CHANNELS=channels,
@@ -198,14 +202,17 @@ def _sample(
 
 
 @torch.library.custom_op("vitrefine::deformable_merge", mutates_args=())
+@on_its_device
 def _forward(x: Tensor, offset: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     x, packed = x.contiguous(), _packed(weight)
     samples = x.new_empty((x.shape[0], *offset.shape[2:], packed.shape[1]))
-    _sample(x, offset, weight, geometry, samples)
+    launch = Launcher("deformable_merge", [x, offset, weight], *geometry)
+    _sample(launch, x, offset, weight, geometry, samples)
     return F.linear(samples, packed, bias)
 
 
 @torch.library.custom_op("vitrefine::deformable_merge_backward", mutates_args=())
+@on_its_device
 def _backward(
     grad: Tensor, x: Tensor, offset: Tensor, weight: Tensor, geometry: Geometry
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,7 +226,8 @@ def _backward(
     samples, grad_offset = torch.empty_like(grad_samples), torch.empty_like(offset)
     points = x.new_empty((batch * n_taps, 2), dtype=torch.float32)
     cells = x.new_empty((batch, n_taps), dtype=torch.int16 if n_cells < 2**15 else torch.int32)
-    _sample(x, offset, weight, geometry, samples, (grad_samples, grad_offset, points, cells))
+    launch = Launcher("deformable_merge_backward", [x, offset, weight], *geometry)
+    _sample(launch, x, offset, weight, geometry, samples, (grad_samples, grad_offset, points, cells))
     grad_weight = (grad.T @ samples).view(-1, *weight.shape[2:], n_channels).permute(0, 3, 1, 2).contiguous()
 
     cells, order = torch.sort(cells, dim=1, stable=True)
@@ -228,7 +236,9 @@ def _backward(
     grad_x = torch.empty_like(x)
     n_pixels = batch * height * width
     pixels, channels, warps = _tile("collect", n_channels)
-    collect_kernel[(triton.cdiv(n_pixels, pixels), triton.cdiv(n_channels, channels))](
+    launch(
+        collect_kernel,
+        (triton.cdiv(n_pixels, pixels), triton.cdiv(n_channels, channels), 1),
         grad_samples,
         points,
         order,

@@ -104,6 +104,13 @@ def store_heads(
 
 
 @triton.jit
+def load_tile(maps, stride_head, stride_row, heads, rows, columns, n_heads, n_rows, n_columns):
+    """Values of one image's (G, Nq, Nk) maps at broadcastable heads, rows and columns; zero outside."""
+    exists = (heads < n_heads) & (rows >= 0) & (rows < n_rows) & (columns >= 0) & (columns < n_columns)
+    return tl.load(maps + heads * stride_head + rows * stride_row + columns, mask=exists, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def load_mask(
     mask,
     stride_head,
@@ -200,30 +207,38 @@ def block_places(start_row, start_column, width, HEADS: tl.constexpr, ROWS: tl.c
 
 
 @triton.jit
-def convolve_row(
-    windows,
-    packed,
-    row_pair,
-    column_pair,
-    row,
-    result,
-    HEADS: tl.constexpr,
-    SPAN: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Add the products of one row of the windows."""
-    window = tl.reshape(windows.load([row_pair + row // 2, row % 2, column_pair, 0]), (BLOCKS, SPAN))
+def load_window(windows, row_pair, column_pair, row, SPAN: tl.constexpr, BLOCKS: tl.constexpr):
+    """One row of the windows of a tile's blocks."""
+    return tl.reshape(windows.load([row_pair + row // 2, row % 2, column_pair, 0]), (BLOCKS, SPAN))
+
+
+@triton.jit
+def load_weight(packed, row, HEADS: tl.constexpr, SPAN: tl.constexpr):
+    """The mix of one row of a window."""
     source = tl.arange(0, SPAN)[:, None]
     target = tl.arange(0, 4 * HEADS)[None, :]
-    weight = tl.load(packed + (row * SPAN + source) * (4 * HEADS) + target)
-    return tl.dot(window, weight, result, input_precision=PRECISION)
+    return tl.load(packed + (row * SPAN + source) * (4 * HEADS) + target)
+
+
+@triton.jit
+def load_weights(packed, SIZE: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr):
+    """The mix of all rows of a window, where it fits the shared memory beside the rest; else nothing.
+
+    To be called before a loop over tiles: in the loop the compiler would fetch the weights again for every tile, and
+    hold several copies, wherever something is stored there too.
+    """
+    weights = ()
+    if (SIZE + 1) * SPAN * 4 * HEADS * packed.dtype.element_ty.primitive_bitwidth <= 32768 * 8:
+        for row in tl.static_range(SIZE + 1):
+            weights = weights + (load_weight(packed, row, HEADS, SPAN),)  # type: ignore[assignment]  # noqa: RUF005
+    return weights
 
 
 @triton.jit
 def convolve(
     windows,
     packed,
+    weights,
     row_pair,
     column_pair,
     SIZE: tl.constexpr,
@@ -234,12 +249,14 @@ def convolve(
 ):
     """[BLOCKS, 4 · HEADS]: the convolution at the four pixels of each block of a tile, a row of windows at a time."""
     result = tl.zeros((BLOCKS, 4 * HEADS), tl.float32)
-    if (SIZE + 1) * SPAN * 4 * HEADS * packed.dtype.element_ty.primitive_bitwidth <= 32768 * 8:
-        for row in tl.static_range(SIZE + 1):  # unrolled, the weights stay in shared memory
-            result = convolve_row(windows, packed, row_pair, column_pair, row, result, HEADS, SPAN, BLOCKS, PRECISION)
+    if len(weights) > 0:
+        for row in tl.static_range(SIZE + 1):
+            window = load_window(windows, row_pair, column_pair, row, SPAN, BLOCKS)
+            result = tl.dot(window, weights[row], result, input_precision=PRECISION)
     else:
         for row in range(SIZE + 1):
-            result = convolve_row(windows, packed, row_pair, column_pair, row, result, HEADS, SPAN, BLOCKS, PRECISION)
+            window = load_window(windows, row_pair, column_pair, row, SPAN, BLOCKS)
+            result = tl.dot(window, load_weight(packed, row, HEADS, SPAN), result, input_precision=PRECISION)
     return result
 
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from vitrefine.ops.kernels.refined_attention_blocks import block_places, convolve, load_heads, store_heads
+from vitrefine.ops.kernels.refined_attention_blocks import block_places, convolve, load_heads, load_weights, store_heads
 
 
 @triton.jit(
@@ -55,8 +55,9 @@ def grad_scores_kernel(
     n_out = last_out - first_out
     products = tl.zeros((ROWS // 2, KEYS // 2, 2, HEADS), tl.float32)
     result = tl.zeros((HEADS, ROWS, DIM), tl.float32)
+    weights = load_weights(packed, SIZE, HEADS, SPAN)
     for start in range(0, n_keys, KEYS):
-        dp = convolve(windows, packed, row_pair, start // 2, SIZE, HEADS, SPAN, ROWS * KEYS // 4, PRECISION)
+        dp = convolve(windows, packed, weights, row_pair, start // 2, SIZE, HEADS, SPAN, ROWS * KEYS // 4, PRECISION)
         row, column, place = block_places(start_row + SIZE // 2, start + SIZE // 2, width, HEADS, ROWS, KEYS)
         exists = (row < n_out + SIZE // 2) & (column < n_keys + SIZE // 2)
         exists = tl.max_constancy(exists, (1, 8))

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from vitrefine.ops.kernels.refined_attention_blocks import drop, load_heads, scores, store_heads, store_maps
+from vitrefine.ops.kernels.refined_attention_blocks import drop, load_heads, load_tile, scores, store_heads, store_maps
 
 
 @triton.jit(
@@ -14,6 +14,7 @@ def maps_kernel(
     k,
     v,
     grad,
+    grad_kept,
     mask,
     out_mask,
     seed,
@@ -33,6 +34,9 @@ def maps_kernel(
     grad_image,
     grad_head,
     grad_token,
+    grad_kept_image,
+    grad_kept_head,
+    grad_kept_row,
     mask_image,
     mask_head,
     mask_row,
@@ -55,6 +59,7 @@ def maps_kernel(
     MASK: tl.constexpr,
     OUT_MASK: tl.constexpr,
     DROPOUT: tl.constexpr,
+    KEPT: tl.constexpr,
     PAD: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -64,6 +69,8 @@ def maps_kernel(
     PRECISION: tl.constexpr,
 ):
     """P from its log-sum-exp (program_id(2) = 0), or dA*_g(i, j) = dO_g(i) · V_g(j) (1), for a chunk.
+
+    With KEPT, A* left the operator as a result of its own, and its gradient is added.
 
     The buffer's n_rows rows start with image row first_row, its `width` columns with key -PAD: both with a border,
     where maps are zero.
@@ -118,8 +125,39 @@ def maps_kernel(
         for start in range(0, width, KEYS):
             columns = start - PAD + tl.arange(0, KEYS)
             values = load_heads(v + image * v_image, v_head, v_token, heads, columns, n_mixed, n_keys, dim, DIM)
+            product = tl.dot(grads, tl.permute(values, (0, 2, 1)), input_precision=PRECISION)
             product = drop(
-                tl.dot(grads, tl.permute(values, (0, 2, 1)), input_precision=PRECISION),
+                product,
+                out_mask + image * out_mask_image,
+                out_mask_head,
+                out_mask_row,
+                out_mask_column,
+                seed,
+                image,
+                heads[:, None, None],
+                rows[None, :, None],
+                columns[None, None, :],
+                n_mixed,
+                n_queries,
+                n_keys,
+                dropout_p,
+                0,
+                DROPOUT,
+            )
+            if KEPT:
+                product += load_tile(
+                    grad_kept + image * grad_kept_image,
+                    grad_kept_head,
+                    grad_kept_row,
+                    heads[:, None, None],
+                    rows[None, :, None],
+                    columns[None, None, :],
+                    n_mixed,
+                    n_queries,
+                    n_keys,
+                )
+            product = drop(
+                product,
                 out_mask + image * out_mask_image,
                 out_mask_head,
                 out_mask_row,
@@ -134,6 +172,6 @@ def maps_kernel(
                 n_keys,
                 dropout_p,
                 OUT_MASK,
-                DROPOUT,
+                False,
             )
             store_maps(grad_refined, product, heads, buffer_rows, columns + PAD, n_rows, width, HEADS)

@@ -1,5 +1,6 @@
 """How refined attention is cut up: tiles of a kernel, and chunks of work whose maps fit the scratch memory."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -29,15 +30,16 @@ class Tile(NamedTuple):
 # Measured on an H200 (benchmarks/NOTES.md); a table rather than an autotuner, so that a first step takes no longer.
 TILES = {
     "norm": Tile(128, 32, 4),
-    "maps": Tile(64, 16, 8, 2),
-    "maps_backward": Tile(32, 16, 4),
+    "maps": Tile(32, 16, 8),
+    "maps_backward": Tile(16, 16, 4, 2),
     "aggregate": Tile(32, 16, 8, 3),
     "grad_mix": Tile(16, 32, 4, 3),
-    "grad_scores": Tile(16, 16, 4, 3),
-    "grad_keys": Tile(16, 16, 4, 2),
+    "grad_scores": Tile(16, 16, 4, 2),
+    "grad_keys": Tile(16, 16, 8),
+    "grad_values": Tile(16, 16, 4, 2),
     "grad_bias": Tile(16, 32, 8),
 }
-# For twice the bytes a pixel or twice the channels of a head: less at a time.
+# For twice the bytes a pixel, or a mask: less at a time.
 WIDE_TILES = {
     "norm": Tile(64, 32, 4),
     "maps": Tile(16, 16, 4),
@@ -45,21 +47,35 @@ WIDE_TILES = {
     "aggregate": Tile(16, 16, 4, 2),
     "grad_mix": Tile(16, 16, 4, 2),
     "grad_scores": Tile(16, 16, 4, 2),
-    "grad_keys": Tile(16, 16, 4, 2),
+    "grad_keys": Tile(16, 16, 4),
+    "grad_values": Tile(16, 16, 4, 2),
     "grad_bias": Tile(16, 16, 8),
+}
+# For twice the channels of a head; measured as the first.
+DEEP_TILES = {
+    **WIDE_TILES,
+    "maps": Tile(32, 16, 8, 2),
+    "maps_backward": Tile(16, 16, 4, 2),
+    "grad_scores": Tile(16, 32, 8, 2),
 }
 # For more than that: nothing in flight, and more threads to hold the sums.
 WIDEST_TILES = {name: tile._replace(warps=8, stages=1) for name, tile in WIDE_TILES.items()}
-RESIDENT_ROWS = 132 * 32  # rows that an H200 works on at once: two programs of 16 rows, or one of 32, a multiprocessor
-# Maps of one chunk, all buffers together: enough for those rows, within bounds. Linear in the number of keys.
+MULTIPROCESSORS = 132  # of an H200
+# Maps of one chunk, all buffers together: enough to occupy the GPU, and no less than so many times the queries, which
+# makes a training step take at most 1.5 times the memory of plain attention's where there are 32 channels a head.
 LEAST_BYTES, MOST_BYTES = 84 << 20, 1 << 30
+FORWARD_SHARE, BACKWARD_SHARE = 8.0, 4.4
 MIX_PROGRAMS = 66  # partial sums of the mix's gradient, for each row of the window
 
 
 def tiles_for(heads: int, dim: int, item: int, *, masked: bool) -> dict[str, Tile]:
     """The tiles of all kernels, for padded heads, padded channels of a head, and bytes of a value."""
     load = (heads // 16) * (max(dim, 32) // 32) * (item // 2) * (2 if masked else 1)
-    return TILES if load == 1 else WIDE_TILES if load == 2 else WIDEST_TILES
+    if load > 2:
+        return WIDEST_TILES
+    if load == 1:
+        return TILES
+    return DEEP_TILES if dim == 64 else WIDE_TILES
 
 
 class Chunk(NamedTuple):
@@ -112,22 +128,40 @@ def windows(maps: torch.Tensor, images: int, of: Buffer, n_keys: int, size: int,
     )
 
 
-def chunks(batch: int, n_queries: int, n_keys: int, size: int, heads: int, item: int, tile_rows: int) -> list[Chunk]:
-    """Whole images where they fit the scratch memory, else runs of rows; `item` bytes a value, all buffers together.
+@functools.cache
+def _chunk_images(batch: int, most: int, tiles: int, resident: int) -> int:
+    """Images of a chunk, at most `most`, of `tiles` programs each, with which the fewest waves of programs do."""
 
-    Among the sizes that fit, that for which programs of `tile_rows` rows fill the GPU the fewest times.
+    def waves(images: int) -> tuple[int, int]:
+        full, rest = divmod(batch, images)
+        return full * cdiv(images * tiles, resident) + cdiv(rest * tiles, resident), cdiv(batch, images)
+
+    return min(range(1, most + 1), key=waves)
+
+
+def chunks(
+    batch: int, n_queries: int, n_keys: int, size: int, heads: int, item: int, tile: Tile, least: float
+) -> list[Chunk]:
+    """Whole images where they fit the scratch memory, else runs of rows.
+
+    Of images, as many as fill the GPU a whole number of times with programs of a kernel: of the sizes that fit, that
+    with which all chunks together fill it the fewest times.
+
+    Args:
+        batch, n_queries, n_keys: Of the maps.
+        size: Of the mix.
+        heads: Padded.
+        item: Bytes of a value, all buffers together.
+        tile: Of the kernel that takes the longest.
+        least: Bytes that may be taken at any rate.
     """
+    resident = MULTIPROCESSORS * (8 // tile.warps)
     whole = buffer(n_queries, n_keys, size, heads)
     row_bytes = whole.width * heads * item
-    budget = min(max(LEAST_BYTES, RESIDENT_ROWS * row_bytes), MOST_BYTES)
-    most = budget // (row_bytes * whole.rows)
+    budget = int(min(max(LEAST_BYTES, least, MULTIPROCESSORS * 32 * row_bytes), MOST_BYTES))
+    most = min(batch, budget // (row_bytes * whole.rows))
     if most >= 1:
-        fewest = cdiv(batch, most)
-
-        def waves(parts: int) -> int:
-            return parts * cdiv(cdiv(batch, parts) * cdiv(n_queries, tile_rows), RESIDENT_ROWS // tile_rows)
-
-        images = cdiv(batch, min(range(fewest, min(batch, fewest + 3) + 1), key=waves))
+        images = _chunk_images(batch, most, cdiv(n_queries, tile.rows), resident)
         return [Chunk(first, min(images, batch - first), 0, n_queries) for first in range(0, batch, images)]
     parts = cdiv(n_queries, max(16, (budget // row_bytes - size + 1) // 16 * 16))
     rows = cdiv(cdiv(n_queries, parts), 16) * 16

@@ -5,8 +5,9 @@ bias and contiguous along keys, so that several are read at a time. The log-sum-
 
 The gradient of the table sums the scores' gradients over all pairs of one displacement. `grad_table_kernel` gives a
 program one head, one displacement of rows and a tile of columns: every pair of rows so far apart adds to the same
-tile, and for them all the tile of biases is the same. `fold_kernel` then adds the diagonals. No sum is left to
-atomics: same inputs, same bits.
+tile, and for them all the tile of biases is the same. `fold_kernel` then adds the diagonals. On small maps, where rows
+are shorter than a tile and images many, `grad_pairs_kernel` sums over images first, for tiles of all N² pairs, and
+`fold_pairs_kernel` adds up the pairs of a displacement. No sum is left to atomics: same inputs, same bits.
 """
 
 import math
@@ -18,10 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrefine.errors import UserError
+from vitrefine.ops.kernels.launch import Launcher, on_its_device
 from vitrefine.ops.kernels.precision import product_precision
 
 LOG2_E = 1.4426950408889634
 MAX_DIM = 128
+MOST_PAIRS = 640**2  # tokens, squared, up to which the gradients of all pairs of a head are held at once
+PROGRAMS = 8 * 132  # that share the sum over images then: eight for each multiprocessor of an H200
 
 
 @triton.jit
@@ -210,6 +214,60 @@ def grad_table_kernel(
 
 
 @triton.jit
+def grad_pairs_kernel(
+    q, k, v, strips, grad, lse, delta, partial, q_image, q_head, q_token, k_image, k_head, k_token, v_image, v_head,
+    v_token, grad_image, grad_head, grad_token, n_images, n_heads, n_tokens, width, dim, scale, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, DIM: tl.constexpr, RUN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Σ over a share of the images of the scores' gradients of a tile of one head's pairs."""
+    height = n_tokens // width
+    head = tl.program_id(1)
+    blocks = tl.cdiv(n_tokens, KEYS)
+    rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
+    columns = (tl.program_id(0) % blocks) * KEYS + tl.arange(0, KEYS)
+    strips += tl.multiple_of(head * (2 * height - 1) * width * width, RUN)
+    query_bias = strips + query_place(rows, width, height, RUN)
+    bias = tl.load(query_bias[:, None] + key_place(columns, width, height, RUN)[None, :]).to(tl.float32)
+    total = tl.zeros((ROWS, KEYS), tl.float32)
+    for step in range(tl.cdiv(n_images - tl.program_id(2), tl.num_programs(2))):
+        image = (tl.program_id(2) + step * tl.num_programs(2)).to(tl.int64)
+        at = (image * n_heads + head) * n_tokens + rows
+        norm = tl.load(lse + at, mask=rows < n_tokens, other=float("inf"))
+        row_delta = tl.load(delta + at, mask=rows < n_tokens, other=0.0)
+        queries = load_rows(q + image * q_image + head * q_head, rows, q_token, n_tokens, dim, DIM)
+        keys = load_rows(k + image * k_image + head * k_head, columns, k_token, n_tokens, dim, DIM)
+        grads = load_rows(grad + image * grad_image + head * grad_head, rows, grad_token, n_tokens, dim, DIM)
+        values = load_rows(v + image * v_image + head * v_head, columns, v_token, n_tokens, dim, DIM)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale + bias
+        maps = tl.exp2(scores - norm[:, None])
+        total += maps * (tl.dot(grads, tl.trans(values), input_precision=PRECISION) - row_delta[:, None])
+    partial += (tl.program_id(2).to(tl.int64) * n_heads + head) * n_tokens * n_tokens
+    pairs = (rows < n_tokens)[:, None] & (columns < n_tokens)[None, :]
+    tl.store(partial + rows[:, None] * n_tokens + columns[None, :], total, mask=pairs)
+
+
+@triton.jit
+def fold_pairs_kernel(pairs, grad_table, n_tokens, width, COLUMNS: tl.constexpr, RIGHT: tl.constexpr):
+    """One head and displacement of rows: the gradient of each displacement of columns, out of those of all pairs."""
+    height = n_tokens // width
+    apart = tl.program_id(0) % (2 * height - 1) - (height - 1)
+    head = tl.program_id(0) // (2 * height - 1)
+    pairs += head.to(tl.int64) * n_tokens * n_tokens
+    column = tl.arange(0, COLUMNS)[:, None]
+    right = tl.arange(0, RIGHT)[None, :]
+    key_column = column - (right - (width - 1))
+    exists = (column < width) & (key_column >= 0) & (key_column < width)
+    total = tl.zeros((COLUMNS, RIGHT), tl.float32)
+    first = tl.maximum(apart, 0)
+    for row in range(first, first + height - tl.abs(apart)):
+        place = (row * width + column) * n_tokens + (row - apart) * width + key_column
+        total += tl.load(pairs + place, mask=exists, other=0.0)
+    right = tl.arange(0, RIGHT)
+    at = grad_table + tl.program_id(0).to(tl.int64) * (2 * width - 1) + right
+    tl.store(at, tl.sum(total, 0).to(grad_table.dtype.element_ty), mask=right < 2 * width - 1)
+
+
+@triton.jit
 def fold_kernel(partial, grad_table, width, RIGHT: tl.constexpr):
     """Add the diagonals of a (width, width) tile: pairs of columns that lie equally far apart."""
     right = tl.program_id(0) * RIGHT + tl.arange(0, RIGHT)
@@ -251,14 +309,18 @@ def _constants(dim: int, width: int, dtype: torch.dtype) -> dict[str, int | str]
 
 
 @torch.library.custom_op("vitrefine::relative_attention", mutates_args=())
+@on_its_device
 def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, width: int, scale: float) -> tuple[Tensor, Tensor]:
     """Output (B, H, N, d), laid out as (B, N, H, d), and log2-sum-exp (B, H, N)."""
     q, k, v = _rows_contiguous(q), _rows_contiguous(k), _rows_contiguous(v)
     batch, heads, n_tokens, dim = q.shape
     out = q.new_empty((batch, n_tokens, heads, dim)).transpose(1, 2)
     lse = q.new_empty((batch, heads, n_tokens), dtype=torch.float32)
-    tile = _tile("attend", dim, q.dtype)
-    attend_kernel[(triton.cdiv(n_tokens, tile["ROWS"]), batch * heads)](
+    tile, constants = _tile("attend", dim, q.dtype), _constants(dim, width, q.dtype)
+    launch = Launcher("relative_attention", [q, k, v, table], width, constants["PRECISION"])
+    launch(
+        attend_kernel,
+        (triton.cdiv(n_tokens, tile["ROWS"]), batch * heads, 1),
         q,
         k,
         v,
@@ -274,7 +336,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, width: int, scale: 
         width,
         dim,
         scale * LOG2_E,
-        **_constants(dim, width, q.dtype),
+        **constants,
         **tile,
     )
     return out, lse
@@ -288,6 +350,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, width: int, scale: float) 
 
 
 @torch.library.custom_op("vitrefine::relative_attention_backward", mutates_args=())
+@on_its_device
 def _backward(
     grad: Tensor,
     q: Tensor,
@@ -307,11 +370,14 @@ def _backward(
     delta = torch.empty_like(lse)
     grad_q, grad_k, grad_v = (q.new_empty(q.shape) for _ in range(3))
     common = _constants(dim, width, q.dtype)
+    launch = Launcher("relative_attention_backward", [grad, q, k, v, table, out], width, common["PRECISION"])
     inputs = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     sizes = (heads, n_tokens, width, dim, scale * LOG2_E)
 
     tile = _tile("grad_queries", dim, q.dtype)
-    grad_queries_kernel[(triton.cdiv(n_tokens, tile["ROWS"]), batch * heads)](
+    launch(
+        grad_queries_kernel,
+        (triton.cdiv(n_tokens, tile["ROWS"]), batch * heads, 1),
         q,
         k,
         v,
@@ -329,20 +395,78 @@ def _backward(
         **tile,
     )
     tile = _tile("grad_keys", dim, q.dtype)
-    grad_keys_kernel[(triton.cdiv(n_tokens, tile["KEYS"]), batch * heads)](
-        q, k, v, strips, grad, lse, delta, grad_k, grad_v, *inputs, *grad.stride()[:3], *sizes, **common, **tile
+    over_keys = (triton.cdiv(n_tokens, tile["KEYS"]), batch * heads, 1)
+    launch(
+        grad_keys_kernel,
+        over_keys,
+        q,
+        k,
+        v,
+        strips,
+        grad,
+        lse,
+        delta,
+        grad_k,
+        grad_v,
+        *inputs,
+        *grad.stride()[:3],
+        *sizes,
+        **common,
+        **tile,
     )
     if not table_grad:
         return grad_q, grad_k, grad_v, table.new_empty((0,))
     grad_table = table.new_empty(table.shape)
     displacements = heads * table.shape[1]
+    if n_tokens**2 <= MOST_PAIRS and width <= 32:
+        tile = _tile("grad_pairs", dim, q.dtype)
+        tiles = triton.cdiv(n_tokens, tile["ROWS"]) * triton.cdiv(n_tokens, tile["KEYS"])
+        shares = min(batch, triton.cdiv(PROGRAMS, tiles * heads))
+        pairs = q.new_empty((shares, heads, n_tokens, n_tokens), dtype=torch.float32)
+        launch(
+            grad_pairs_kernel,
+            (tiles, heads, shares),
+            q,
+            k,
+            v,
+            strips,
+            grad,
+            lse,
+            delta,
+            pairs,
+            *inputs,
+            *grad.stride()[:3],
+            batch,
+            *sizes,
+            **common,
+            **tile,
+        )
+        sides = {"COLUMNS": triton.next_power_of_2(width), "RIGHT": triton.next_power_of_2(2 * width - 1)}
+        launch(fold_pairs_kernel, (displacements, 1, 1), pairs.sum(0), grad_table, n_tokens, width, **sides)
+        return grad_q, grad_k, grad_v, grad_table
     partial = q.new_empty((displacements, width, width), dtype=torch.float32)
     tile = _tile("grad_table", dim, q.dtype)
     tiles = triton.cdiv(width, tile["ROWS"]) * triton.cdiv(width, tile["KEYS"])
-    grad_table_kernel[(tiles, displacements)](
-        q, k, v, strips, grad, lse, delta, partial, *inputs, *grad.stride()[:3], batch, *sizes, **common, **tile
+    launch(
+        grad_table_kernel,
+        (tiles, displacements, 1),
+        q,
+        k,
+        v,
+        strips,
+        grad,
+        lse,
+        delta,
+        partial,
+        *inputs,
+        *grad.stride()[:3],
+        batch,
+        *sizes,
+        **common,
+        **tile,
     )
-    fold_kernel[(triton.cdiv(2 * width - 1, 64), displacements)](partial, grad_table, width, RIGHT=64, num_warps=2)
+    over_columns = (triton.cdiv(2 * width - 1, 64), displacements, 1)
+    launch(fold_kernel, over_columns, partial, grad_table, width, RIGHT=64, num_warps=2)
     return grad_q, grad_k, grad_v, grad_table
 
 
