@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from vitrefine import __version__
+from vitrefine.cli.compare import compare
 from vitrefine.cli.convert import convert
 from vitrefine.cli.info import info
 from vitrefine.cli.models import models
+from vitrefine.cli.report import report
 from vitrefine.cli.runs import runs
 from vitrefine.cli.train import train
 from vitrefine.cli.zoo import zoo
@@ -26,6 +28,8 @@ app.command()(convert)
 app.command()(zoo)
 app.command()(train)
 app.command()(runs)
+app.command()(compare)
+app.command()(report)
 
 
 def _show_version(asked: bool) -> None:

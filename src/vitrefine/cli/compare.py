@@ -1,0 +1,174 @@
+"""`vitrefine compare`: does it help, on this data, and at what cost?"""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrefine.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrefine.report.plan import Plan
+    from vitrefine.train.job import Job
+
+Strings = list[str]
+Errors = dict[tuple[str, int], str]
+
+
+def compare(
+    specs: Annotated[
+        Strings, typer.Argument(metavar="SPEC", help="Models, or +MODIFICATION: a leading + continues the first one.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(metavar="DATA", help="digits, cifar100:PATH, folder:PATH, wds:SHARDS, hf:NAME, imagenet:PATH."),
+    ] = "digits",
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="A shipped recipe or a YAML file; by the data if left out.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How often each is trained, with seeds from 0 on.")] = 3,
+    settings: Annotated[
+        Strings | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe: optim.lr=1e-3."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="For runs and page; runs/compare-… if left out.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in the folder.")] = False,
+) -> None:
+    """Train models with the same recipe and seeds, and say which is better, by how much, and at what cost.
+
+    All specs are checked before anything is trained. The result is a table here and one self-contained HTML page.
+
+    What is interrupted goes on with --resume; more --seeds and more specs may be added then.
+
+    \b
+    Examples:
+      vitrefine compare vit_tiny_patch16_224 +cb +cb_s +refiner lit_ti
+      vitrefine compare vit_small_patch16_224 +cb --data cifar100:data/cifar100 --seeds 5
+      vitrefine compare vit_tiny_patch16_224 '+refiner(expansion=2)' --set epochs=5 --seeds 1 --out runs/quick
+      vitrefine compare vit_tiny_patch16_224 '+refiner(expansion=2)' --set epochs=5 --seeds 3 --out runs/quick --resume
+    """
+    from vitrefine.data.open import open_data
+    from vitrefine.report.checks import check_specs
+    from vitrefine.report.plan import Plan, check_folder, read_specs, short_hash, write_plan
+    from vitrefine.train.defaults import RUNS, default_folder, default_recipe
+    from vitrefine.train.job import Job
+    from vitrefine.train.recipe import dump_recipe, load_recipe
+
+    names = read_specs(specs)
+    recipe_name, overrides = recipe or default_recipe(data), tuple(settings or ())
+    loaded = load_recipe(recipe_name, overrides)
+    text = dump_recipe(loaded)
+    if out is None:
+        usual = default_folder(names[0].partition("(")[0], data, 0).name.removesuffix("-s0")
+        out = RUNS / f"compare-{usual}-{short_hash(*names, data, text)}"
+    command = ["vitrefine", "compare", *specs, "--data", data, "--recipe", recipe_name]
+    command += [word for setting in overrides for word in ("--set", setting)]
+    command += ["--seeds", str(seeds), "--out", str(out)]
+    plan = Plan(names, seeds, data, recipe_name, text, shlex.join(command))
+    if _is_main():
+        check_folder(out, plan, resume)
+    check_specs(names, open_data(data), loaded)
+    if _is_main():
+        _make_folder(out)
+        write_plan(out, plan)
+
+    def job(spec: str, seed: int) -> Job:
+        return Job(
+            spec=spec,
+            data=data,
+            recipe=loaded,
+            recipe_name=recipe_name,
+            folder=out / plan.folder(spec, seed),
+            seed=seed,
+            resume=True,
+            overrides=overrides,
+        )
+
+    errors = _train(plan, job)
+    if _is_main():
+        _conclude(plan, out, errors)
+    if errors:
+        sys.exit(1)
+
+
+def _is_main() -> bool:
+    """Whether this is the process that speaks and writes, of those that a launcher may have started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made a folder: {error.strerror}; choose another with --out") from error
+
+
+def _train(plan: "Plan", job: "Callable[[str, int], Job]") -> Errors:
+    """Train what is not finished yet; why some could not be."""
+    from accelerate import PartialState
+
+    from vitrefine.cli.comparison_view import ComparisonView
+    from vitrefine.report.results import label, shortened
+    from vitrefine.train.engine import train
+    from vitrefine.train.job import Stopped
+
+    jobs = [job(spec, seed) for seed, spec in plan.runs()]
+    left = [each for each in jobs if not _is_finished(each.folder)]
+    labels = [label(spec, plan.specs[0]) for spec in plan.specs]
+    short = dict(zip(plan.specs, shortened(labels).values(), strict=True))
+    names = {each.folder: f"{short[each.spec]}, seed {each.seed}" for each in jobs}
+    errors: Errors = {}
+    goes_on = f"{plan.command} --resume"
+    try:
+        with ComparisonView(names, done=len(jobs) - len(left)) as view:
+            for each in left:
+                try:
+                    train(each, watch=view)
+                except Exception as error:  # one run that fails must not take the others with it
+                    errors[each.spec, each.seed] = str(error) or repr(error)
+                    view.on_note(f"{names[each.folder]} failed: {errors[each.spec, each.seed]}")
+                    view.passed()
+    except Stopped:
+        if _is_main():
+            typer.echo(f"stopped; go on with: {goes_on}")
+        raise
+    except KeyboardInterrupt:
+        if _is_main():
+            typer.echo(f"interrupted; go on with: {goes_on}")
+        raise
+    finally:
+        PartialState().destroy_process_group()
+    return errors
+
+
+def _is_finished(folder: Path) -> bool:
+    from vitrefine.train.run import RUN, read_run
+
+    if not (folder / RUN).is_file():
+        return False
+    run = read_run(folder)
+    return run.status == "finished" and run.result is not None
+
+
+def _conclude(plan: "Plan", out: Path, errors: Errors) -> None:
+    """Say what came of it, and write the page."""
+    from rich.console import Console
+
+    from vitrefine.cli.standings import print_standings
+    from vitrefine.report.collect import collect
+    from vitrefine.report.page import PAGE, write_page
+
+    collection = collect([out], errors)
+    print_standings(Console(), collection.groups)
+    write_page(collection, out / PAGE)
+    if errors:
+        typer.echo(
+            f"\n{len(errors)} of {plan.seeds * len(plan.specs)} runs failed; try again with: {plan.command} --resume"
+        )
+    typer.echo(f"\nthe page is {out / PAGE}")

@@ -1,0 +1,41 @@
+"""`vitrefine report`: the page of runs that are there already."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitrefine.errors import UserError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, or folders that hold such.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="The page; report.html in the folder if left out.")
+    ] = None,
+) -> None:
+    """Make one self-contained HTML page of runs: figures with intervals, curves, attention, and how to rerun them.
+
+    The spec of the first run is what the others are compared with.
+
+    Runs with other data or another recipe are shown in sections of their own, and not compared.
+
+    \b
+    Examples:
+      vitrefine report runs/compare-vit_tiny_patch16_224-digits-1f0c3a
+      vitrefine report runs/vit_tiny_patch16_224-digits-s0 runs/vit_tiny_patch16_224-cb-digits-s0
+      vitrefine report runs --out all.html
+    """
+    from rich.console import Console
+
+    from vitrefine.cli.standings import print_standings
+    from vitrefine.report.collect import collect
+    from vitrefine.report.page import PAGE, write_page
+
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise UserError(f"{out} cannot be written; --out takes a file in a folder that is there")
+    collection = collect(runs)
+    page = out or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    print_standings(Console(), collection.groups)
+    write_page(collection, page)
+    typer.echo(f"\nthe page is {page}")

@@ -1,0 +1,52 @@
+"""Whether all specs of a comparison can be trained, found out before any of them is."""
+
+from collections.abc import Sequence
+
+import torch
+
+from vitrefine.data.dataset import DataSet
+from vitrefine.errors import UserError
+from vitrefine.models.cost import measure
+from vitrefine.train.build import build_model
+from vitrefine.train.fit import Fit, fit
+from vitrefine.train.objective import build_objective
+from vitrefine.train.output import logits_of
+from vitrefine.train.recipe import Recipe
+
+
+def check_specs(specs: Sequence[str], data: DataSet, recipe: Recipe) -> None:
+    """Raise a `UserError` that names the first spec that cannot be trained on the data with the recipe."""
+    for spec in specs:
+        try:
+            _check(spec, data, recipe)
+        except UserError as error:
+            raise UserError(str(error) if spec in str(error) else f"{spec}: {error}") from error
+
+
+def _check(spec: str, data: DataSet, recipe: Recipe) -> None:
+    fitting = fit(spec, data, recipe, say=lambda _: None)
+    try:
+        with torch.device("meta"):
+            model, _ = build_model(fitting, recipe, seed=0, weights=None)
+    except UserError:
+        model, _ = build_model(fitting, recipe, seed=0, weights=None)  # a few need values to be built
+    loss = recipe.loss
+    if loss.distillation is None and not (loss.token_labels and loss.token_labels.teacher):
+        build_objective(recipe, model, len(data.classes))  # with a teacher, that would be loaded once a spec
+    try:
+        measure(model, fitting.size, data.channels)
+    except Exception:  # a few models run on values only
+        _run(fitting, data, recipe)
+
+
+def _run(fitting: Fit, data: DataSet, recipe: Recipe) -> None:
+    """One forward pass."""
+    model, _ = build_model(fitting, recipe, seed=0, weights=None)
+    try:
+        with torch.no_grad():
+            logits_of(model.eval()(torch.zeros(2, data.channels, *fitting.size)))
+    except UserError:
+        raise
+    except Exception as error:
+        size = f"{fitting.size[0]}x{fitting.size[1]}"
+        raise UserError(f"{fitting.spec} cannot take images of {size} ({error})") from error

@@ -1,0 +1,122 @@
+"""The sentences of the page that say how to read what is shown."""
+
+from collections.abc import Sequence
+
+from vitrefine.report import words
+from vitrefine.report.attention import Look
+from vitrefine.report.findings import Row, baseline_name
+from vitrefine.report.results import Group
+
+
+def summary(group: Group) -> str:
+    """On one line what was trained, and how."""
+    epochs = max((run.result.epochs for run in group.runs if run.result), default=0)
+    parts = [
+        group.first.data,
+        f"recipe {group.first.recipe_name}",
+        *([words.plural(epochs, "epoch")] if epochs else []),
+    ]
+    return " · ".join([*parts, words.plural(len(group.seeds), "seed")])
+
+
+def problems_title(group: Group) -> str:
+    """How much of what was planned is there."""
+    done = sum(len(arm.finished) for arm in group.arms)
+    missing = sum(len(arm.unfinished) for arm in group.arms)
+    if not missing:
+        return "Worth knowing"
+    verb = "has" if missing == 1 else "have"
+    return f"{missing} of {done + missing} runs {verb} not finished; the figures are from the other {done}."
+
+
+def _most_seeds(group: Group) -> int:
+    return max(len(arm.finished) for arm in group.arms)
+
+
+def intervals(group: Group) -> str:
+    """What accuracies and intervals are over."""
+    images = max((len(bits) for arm in group.arms for bits in arm.right.values()), default=0)
+    seeds = _most_seeds(group)
+    if not seeds:
+        return "No run has finished yet, so there are no accuracies."
+    share = f"Accuracy is the share of {images:,} test images whose class comes first"
+    if seeds > 1:
+        return f"{share}, as a mean over {words.plural(seeds, 'seed')}; differences are taken seed by seed."
+    return (
+        f"{share}. There is one seed, so the intervals say how far other test images could move a figure, not how far "
+        "another seed could; that takes --seeds 3 or more."
+    )
+
+
+def costs(group: Group, table: Sequence[Row]) -> str:
+    """Where the figures of cost come from."""
+    against = f"Small figures under the costs are relative to {baseline_name(group)}. " if len(table) > 1 else ""
+    median = ", the median over seeds" if _most_seeds(group) > 1 else ""
+    memory = "" if any(row.memory for row in table) else " Memory was not measured."
+    macs = "MACs are multiply-accumulates, which papers print as FLOPs."
+    return f"{against}Images/s and memory are measured while training{median}; {macs}{memory}"
+
+
+def differences(table: Sequence[Row]) -> str:
+    """How to read the chart of differences."""
+    found = [row.difference for row in table if row.difference]
+    told = f"Dot: mean difference, filled where the 95{words.PER_CENT} interval (bar) excludes zero"
+    told += "; ticks below: single seeds." if any(each.over == "seeds" for each in found) else "."
+    if len(found) > 1:
+        # Bonferroni's bound, which holds whatever the comparisons have in common.
+        chance = f"{min(100, 5 * len(found))}{words.PER_CENT}"
+        told += (
+            f" Each interval stands for itself: among {len(found)} comparisons without any effect, the chance that at "
+            f"least one excludes zero is up to {chance}."
+        )
+    return told
+
+
+def curves(group: Group) -> str:
+    """How to read the curves."""
+    several = max(len({run.seed for run in arm.runs if run.epochs}) for arm in group.arms) > 1
+    lines = "Thick lines are means over seeds, thin lines single seeds." if several else "One line a spec, of one seed."
+    return f"{lines} The first epochs may run out of the frame, to show the last ones better."
+
+
+def entropy(seen: Look) -> str:
+    """How to read the entropies."""
+    return (
+        "Marks are means over the heads of a layer, bars reach from the narrowest head to the widest; over "
+        f"{seen.sample} test images, models of seed {seen.seed}. At 100{words.PER_CENT} a query attends to all tokens "
+        f"alike, at 0{words.PER_CENT} to one only."
+    )
+
+
+def pictures(seen: Look) -> str:
+    """How to read the attention maps."""
+    return (
+        "The more orange, the more attention of the class token, or of the average patch where there is no class "
+        "token; each map is scaled to its own greatest value. Below a map stands what the model takes the image for. "
+        f"The images are not picked by hand: each is the first test image of its class. Models of seed {seen.seed}."
+    )
+
+
+_OVER_SEEDS = (
+    "Intervals over seeds: mean ± t · s/√n with n − 1 degrees of freedom (Student's t); for a difference, over the "
+    "differences within each seed, whose models were trained on the same images in the same order. They say what "
+    "training again with other seeds would give on the same test images, not what other test images would."
+)
+_OVER_IMAGES = (
+    "Intervals over images, where there is one seed: Wilson's for an accuracy; for a difference Bonett and Price's "
+    "(2012) for paired shares, from the images that one model gets right and the other wrong. They say what other test "
+    "images would give, not what another seed would."
+)
+
+
+def reading(group: Group, table: Sequence[Row]) -> list[str]:
+    """How the intervals were made, and what they do not say; a paragraph each."""
+    kinds = {each.over for row in table for each in (row.accuracy, row.difference) if each}
+    return [
+        *([_OVER_SEEDS] if "seeds" in kinds else []),
+        *([_OVER_IMAGES] if "images" in kinds else []),
+        f"“Better” and “worse” are said where the whole 95{words.PER_CENT} interval lies on one side of zero. One that "
+        "includes zero does not show that there is no effect, but that effects as large as its ends are not ruled out.",
+        "Of speed and memory a change is spoken of where all runs lie on one side of all runs of "
+        f"{baseline_name(group)}, and the medians differ by at least 2{words.PER_CENT}.",
+    ]

@@ -1,0 +1,200 @@
+"""Runs sorted for comparison: into groups that may be compared, in each the specs, of each its runs by seed.
+
+Accuracies may be compared where the images and the recipe were the same. Runs that differ in either are put into groups
+of their own rather than refused: one page can then hold a whole folder of runs, and never sets one figure against
+another that it does not belong beside.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from vitrefine.errors import UserError
+from vitrefine.report.statistics import Bits
+from vitrefine.train.job import Line, Result
+from vitrefine.train.resume import FREE
+from vitrefine.train.run import RECIPE, RESULT, RunInfo
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a spec, a seed, and what came of it."""
+
+    folder: Path
+    spec: str  # as it was asked for
+    fitted: str  # with the arguments that fit it to the data
+    seed: int
+    data: str
+    fingerprint: str
+    recipe_name: str
+    recipe: str  # YAML
+    status: str
+    error: str = ""
+    params: int | None = None
+    macs: int | None = None
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    started: str = ""
+    epochs: Sequence[Line] = ()  # of its metrics
+    result: Result | None = None
+    right: Bits | None = None  # whether the model was right, one a test image
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished" and self.result is not None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of the recipe that decide what is computed, flat: `optim.lr`."""
+        return {key: value for key, value in _flat(yaml.safe_load(self.recipe)).items() if key not in FREE}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+    if not isinstance(value, dict):
+        return {prefix: str(value)}
+    inner = (_flat(each, f"{prefix}.{key}" if prefix else str(key)) for key, each in value.items())
+    return {key: text for settings in inner for key, text in settings.items()}
+
+
+def read(info: RunInfo) -> Run:
+    """What a page needs to know of a run."""
+    about = info.about
+    return Run(
+        folder=info.folder,
+        spec=info.base_spec,
+        fitted=info.spec,
+        seed=info.seed,
+        data=info.data,
+        fingerprint=str(about["fingerprint"]),
+        recipe_name=str(about["recipe"]),
+        recipe=_recipe(info),
+        status=info.status,
+        error=str(about.get("error") or ""),
+        params=about.get("params"),
+        macs=about.get("macs"),
+        device=str(about.get("device", "")),
+        versions={str(name): str(version) for name, version in (about.get("versions") or {}).items()},
+        command=str(about.get("command", "")),
+        started=str(about.get("started", "")),
+        epochs=info.metrics("epoch"),
+        result=info.result,
+        right=_unpacked(info.result, info.folder) if info.result else None,
+    )
+
+
+def _recipe(info: RunInfo) -> str:
+    try:
+        text = info.recipe_text
+        readable = isinstance(yaml.safe_load(text), dict)
+    except (OSError, ValueError, yaml.YAMLError):
+        readable = False
+    if not readable:
+        raise UserError(f"{info.folder / RECIPE} cannot be read; restore it, or leave out {info.folder}")
+    return text
+
+
+def _unpacked(result: Result, folder: Path) -> Bits:
+    try:
+        packed = np.frombuffer(bytes.fromhex(result.correct), dtype=np.uint8)
+    except ValueError:
+        packed = np.empty(0, dtype=np.uint8)
+    if result.test_images < 1 or len(packed) != (result.test_images + 7) // 8:
+        raise UserError(
+            f'{folder / RESULT} is damaged: its "correct" does not hold {result.test_images} images; '
+            "delete it and run again with --resume"
+        )
+    return np.unpackbits(packed, count=result.test_images).astype(bool)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A spec and its runs."""
+
+    label: str  # "+cb" where it continues the first spec of its group, else the spec
+    spec: str
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> dict[int, Run]:
+        """The finished runs by seed; of two with one seed the later."""
+        runs = [run for run in sorted(self.runs, key=lambda run: run.started) if run.finished]
+        return {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
+
+    @property
+    def unfinished(self) -> list[Run]:
+        """Runs that failed, stopped or are still going, without those whose seed another run has finished."""
+        return [run for run in self.runs if not run.finished and run.seed not in self.finished]
+
+    @property
+    def replaced(self) -> list[Run]:
+        """Runs that say nothing, because a later one has the same spec and seed."""
+        return [run for run in self.runs if run.finished and self.finished[run.seed] is not run]
+
+    @property
+    def right(self) -> dict[int, Bits]:
+        return {seed: run.right for seed, run in self.finished.items() if run.right is not None}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs on the same images with the same recipe; the first spec is what the others are compared with."""
+
+    arms: tuple[Arm, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for arm in self.arms for run in arm.runs]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def baseline(self) -> Arm:
+        return self.arms[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self.runs})
+
+
+def group(runs: Iterable[Run], order: Sequence[str] = ()) -> list[Group]:
+    """The groups of some runs, in the order in which their first runs come.
+
+    Args:
+        runs: In the order in which their specs are to be shown.
+        order: Specs that come before all others, the first of them being the baseline.
+    """
+    found: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, list[Run]]] = {}
+    ranked = {spec: rank for rank, spec in enumerate(order)}
+    for run in sorted(runs, key=lambda run: ranked.get(run.spec, len(ranked))):
+        alike = run.fingerprint, frozenset(run.settings.items())
+        found.setdefault(alike, {}).setdefault(run.spec, []).append(run)
+    return [_group(specs) for specs in found.values()]
+
+
+def _group(specs: Mapping[str, list[Run]]) -> Group:
+    first = next(iter(specs))
+    return Group(tuple(Arm(label(spec, first), spec, tuple(runs)) for spec, runs in specs.items()))
+
+
+def label(spec: str, first: str) -> str:
+    """What a spec is called beside the first one: `+cb` where it continues that, else as it is."""
+    return spec.removeprefix(first) if spec.startswith(f"{first}+") else spec
+
+
+def bare(spec: str) -> str:
+    """A spec without its arguments."""
+    return re.sub(r"\([^()]*\)", "", spec)
+
+
+def shortened(labels: Sequence[str]) -> dict[str, str]:
+    """Labels without their arguments, where that tells them apart."""
+    names = [bare(label) for label in labels]
+    return {label: name if names.count(name) == 1 else label for label, name in zip(labels, names, strict=True)}

@@ -1,0 +1,195 @@
+"""The page: whatever the runs, it is whole, self-contained and says what there is."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from vitrefine.report import section
+from vitrefine.report.attention import Cell, Look, Picture
+from vitrefine.report.collect import collect
+from vitrefine.report.entropies import LayerEntropy
+from vitrefine.report.page import render, write_page
+from vitrefine.report.plan import Plan, write_plan
+
+BASE = "vit_tiny_patch16_224"
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+VOID = {"meta", "wbr", "br", "img", "link", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced; gathers text, ids and what attributes refer to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: set[str] = set()
+        self.addresses: list[str] = []
+        self.pieces: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        self.look_at(attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.look_at(attrs)
+
+    def look_at(self, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            assert not name.startswith("on")
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("aria-labelledby", "aria-describedby"):
+                self.references |= set((value or "").split())
+            if name in ("href", "src"):
+                self.addresses.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.pieces.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.pieces).replace("\u00a0", " ").split())
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention made up: these runs have no models."""
+
+    def look(group, name: str) -> Look:
+        places = [i for i, arm in enumerate(group.arms) if arm.finished]
+        layers = [LayerEntropy((3.0, 2.0), 4.0), LayerEntropy((1.0, 2.0), 4.0)]
+        cells = {i: Cell(PIXEL, "<3>", right=i == 0) for i in places}
+        picture = Picture(f"{name}-photo-0", 7, "four", PIXEL, 32, 32, cells)
+        return Look(dict.fromkeys(places, layers), [picture] if places else [], ["lit_ti is not shown here."], 0, 64)
+
+    monkeypatch.setattr(section, "look", look)
+
+
+def page_of(*folders: Path) -> Page:
+    html = render(collect(folders))
+    assert len(html.encode()) < 2_000_000
+    page = Page(html)
+    assert len(page.ids) == len(set(page.ids))
+    assert page.references <= set(page.ids)
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    for address in page.addresses:
+        assert address.startswith("data:image/") or address[1:] in page.ids
+    assert not re.search(r"url\((?!#)|@import|https?:", html)
+    return page
+
+
+def test_the_answer_comes_first(make_run, tmp_path) -> None:
+    for seed in range(3):
+        make_run(BASE, seed, accuracy=0.7)
+        make_run(f"{BASE}+cb", seed, accuracy=0.95)
+    text = page_of(tmp_path).text
+    title, lead, rest = text[: (start := text.index("vitrefine ·"))], text[start : start + 300], text[start + 300 :]
+    assert title.strip() == f"{BASE}, +cb on digits"
+    assert "digits · recipe digits · 20 epochs · 3 seeds +cb is better than vit_tiny_patch16_224 by" in lead
+    assert "Better (95 % interval +" in text
+    for said in (
+        "The interval of the difference excludes zero",
+        "Test accuracy: +cb ends highest, at",
+        "Training loss:",
+        "attend",
+        "epochs: 20",
+        "vitrefine report",
+        "CPU, 2 threads",
+        "torch 2.11.0",
+        "four",
+    ):
+        assert said in rest
+
+
+def test_one_spec(make_run, tmp_path) -> None:
+    make_run(BASE)
+    page = page_of(tmp_path)
+    assert "There is nothing here to compare it with." in page.text
+    assert "difference" not in page.text.partition("How to read")[0]
+
+
+def test_ten_specs(make_run, tmp_path) -> None:
+    make_run(BASE)
+    for i in range(9):
+        make_run(f"{BASE}+refiner(expansion={i + 1})+cb_s(layers=[0,{i}])")
+    page = page_of(tmp_path)
+    assert "others cannot be told apart from" in page.text
+    assert (
+        "among 9 comparisons without any effect, the chance that at least one excludes zero is up to 45 %" in page.text
+    )
+
+
+def test_runs_that_failed(make_run, tmp_path) -> None:
+    make_run(BASE)
+    make_run(f"{BASE}+cb", status="failed", error="the loss is NaN at step 7")
+    text = page_of(tmp_path).text
+    assert "1 of 2 runs has not finished; the figures are from the other 1." in text
+    assert "+cb, seed 0: failed: the loss is NaN at step 7." in text
+    assert "Nothing can be said of +cb." in text
+
+
+def test_nothing_finished(make_run, tmp_path) -> None:
+    make_run(BASE, status="stopped", epochs=1)
+    text = page_of(tmp_path).text
+    assert f"No run of {BASE} has finished." in text
+    assert "No run has finished yet, so there are no accuracies." in text
+
+
+def test_names_are_text(make_run, tmp_path) -> None:
+    evil = 'hf:"</style><script>alert(1)</script> $\\frac{1}{0}$ & \' id=\\"a\\""'
+    for seed in range(2):
+        make_run(evil, seed)
+        make_run(f"{evil}+<img src=x onerror=alert(1)>", seed)
+    page = page_of(tmp_path)  # which refuses scripts, images and handlers
+    assert "<script>alert(1)</script>" in page.text
+    assert "+<img src=x onerror=alert(1)>" in page.text
+
+
+def test_groups_are_shown_apart(make_run, tmp_path) -> None:
+    make_run(BASE)
+    make_run(f"{BASE}+cb")
+    make_run(f"{BASE}+cb", recipe="epochs: 20\nbatch: 64\noptim: {lr: 0.01}\n", started="2026-04-01")
+    text = page_of(tmp_path).text
+    assert "2 groups of runs, with different recipes. What was trained or tested differently is shown, but not" in text
+    assert "optim.lr=0.01" in text
+
+
+def test_memory_that_was_not_measured(make_run, tmp_path) -> None:
+    make_run(BASE, memory=None)
+    assert "Memory was not measured." in page_of(tmp_path).text
+
+
+def test_the_command_of_the_comparison_is_there(make_run, tmp_path) -> None:
+    folder = make_run(BASE)
+    recipe = (folder / "recipe.yaml").read_text()
+    write_plan(tmp_path, Plan((BASE, f"{BASE}+cb"), 1, "digits", "digits", recipe, "vitrefine compare x +cb --seeds 1"))
+    text = page_of(tmp_path).text
+    assert "Train and compare: vitrefine compare x +cb --seeds 1" in text
+    assert "+cb, seed 0: has not begun." in text
+
+
+def test_a_long_training(make_run, tmp_path) -> None:
+    for seed in range(3):
+        for spec in (BASE, f"{BASE}+cb", "lit_ti"):
+            make_run(spec, seed, epochs=1000)
+    page_of(tmp_path)
+
+
+def test_written_whole(make_run, tmp_path) -> None:
+    make_run(BASE)
+    write_page(collect([tmp_path]), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().rstrip().endswith("</html>")

@@ -1,0 +1,181 @@
+"""`vitrefine compare` and `vitrefine report` as a user runs them."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitrefine.cli import main
+
+BASE = "vit_tiny_patch16_224(depth=1,embed_dim=24,img_size=32,num_heads=2,patch_size=8)"
+QUICK = ("--set", "epochs=1", "--set", "batch=128", "--set", "schedule.warmup_epochs=0")
+MAIN = (sys.executable, "-m", "vitrefine.cli")
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*MAIN, *args], capture_output=True, text=True, timeout=600, check=False, cwd=cwd, env=ENVIRONMENT
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished comparison, one seed of two specs, and what the command said."""
+    place = tmp_path_factory.mktemp("compare")
+    return place / "out", run("compare", BASE, "+cb", *QUICK, "--seeds", "1", "--out", "out", cwd=place)
+
+
+def copy(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to / "out")
+    return to / "out"
+
+
+def test_all_at_once(compared: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, result = compared
+    assert result.returncode == 0, result.stderr
+    assert "run 2 of 2: +cb, seed 0, on cpu" in result.stderr
+    headline, _, table = result.stdout.strip().partition("\n")
+    assert headline.startswith("+cb ")
+    assert "vit_tiny_patch16_224" in headline
+    assert table.split()[:6] == ["spec", "accuracy", "%", "difference", "parameters", "MACs"]
+    assert "the page is out/report.html" in result.stdout
+    assert sorted(path.parent.name for path in out.glob("*/result.json"))[0] == "cb-s0"
+    page = (out / "report.html").read_text()
+    assert "Where they look" in page
+    assert "Attention is not shown" not in page
+    assert shlex.join(["vitrefine", "compare", BASE, "+cb", "--data", "digits"]) in page.replace("&#39;", "'")
+
+
+def test_the_same_folder_twice(compared: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, _ = compared
+    again = run("compare", BASE, "+cb", *QUICK, "--seeds", "1", "--out", "out", cwd=out.parent)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == (
+        "vitrefine: out holds a comparison already; go on with it with --resume, or choose another --out\n"
+    )
+    other = run("compare", BASE, "+cb", "--seeds", "1", "--out", "out", "--resume", cwd=out.parent)
+    assert other.returncode == 2
+    assert "out holds another comparison: its recipe has other settings" in other.stderr
+
+
+def test_more_seeds_later_and_a_run_that_fails(
+    compared: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """What is finished stays, what fails takes nothing with it, and the page says so."""
+    out = copy(compared[0], tmp_path)
+    before = (out / "cb-s0" / "result.json").read_bytes()
+    (out / "cb-s1").mkdir()
+    foreign = json.loads((out / "cb-s0" / "run.json").read_text())
+    (out / "cb-s1" / "run.json").write_text(json.dumps(foreign | {"seed": 5, "status": "stopped"}))
+    shutil.copy(out / "cb-s0" / "recipe.yaml", out / "cb-s1")
+    result = run("compare", BASE, "+cb", *QUICK, "--seeds", "3", "--out", "out", "--resume", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "2 of 6 runs are finished already" in result.stderr
+    assert "its seed is 5, not 1" in result.stderr
+    assert "1 of 6 runs failed; try again with: vitrefine compare" in result.stdout
+    assert (out / "cb-s0" / "result.json").read_bytes() == before
+    assert (out / "cb-s2" / "result.json").is_file()
+    page = (out / "report.html").read_text()
+    assert "+cb, seed 1: failed: out/cb-s1 holds another run: its seed is 5, not 1" in page
+    assert "2 of 7 runs have not finished; the figures are from the other 5." in page  # the foreign one is seen, too
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C leaves a folder that goes on with the command it says."""
+    args = ["compare", BASE, "+cb", *QUICK, "--set", "epochs=40", "--seeds", "1", "--out", "out"]
+    with subprocess.Popen(
+        [*MAIN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "epoch 5/40" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert said.strip() == f"stopped; go on with: {shlex.join(['vitrefine', *_spelt_out(args)])} --resume"
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["seeds"] == 1
+    report = run("report", "out", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "was stopped, after" in report.stdout
+    assert "+cb, seed 0: has not begun." in report.stdout
+
+
+def _spelt_out(args: list[str]) -> list[str]:
+    """The command in full, as it is kept."""
+    at = args.index("--set")
+    return [*args[:at], "--data", "digits", "--recipe", "digits", *args[at:]]
+
+
+def test_report_of_single_runs(compared: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    out, _ = compared
+    result = run("report", str(out / "cb-s0"), "--out", "page.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "There is nothing here to compare it with." in " ".join(result.stdout.split())
+    assert "the page is page.html" in result.stdout
+    assert (tmp_path / "page.html").stat().st_size < 2_000_000
+
+
+# In this process: what is imported once need not be imported for every mistake.
+def refused(args: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command says on stderr when it refuses; nothing else may have happened."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["vitrefine", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert said.err.startswith("vitrefine: ")
+    assert said.err.count("\n") == 1
+    assert list(folder.iterdir()) == []
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["+cb", BASE], "the first spec, +cb, has no model to continue"),
+        ([BASE, "+cb", f"{BASE}+cb"], "is the same as +cb; leave one of them out"),
+        ([BASE, "+cbb"], "did you mean cb?"),
+        ([BASE, "+cb(layers=9)"], "+cb(layers=9): "),
+        ([BASE, "vit_tny_patch16_224"], "did you mean vit_tiny_patch16_224"),
+        ([BASE, "resnet10t+refiner"], "resnet10t+refiner: "),
+        ([BASE, "vit_tiny_patch16_224(num_classes=3)"], "has 3 classes, but digits has 10"),
+        ([BASE, "--set", "epoch=3"], "epochs"),
+        ([BASE, "--data", "digitz"], "there is no data set or folder 'digitz'"),
+        ([BASE, "--recipe", "digit"], "there is no recipe 'digit'"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_trained(
+    args: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sentence in refused(["compare", *args], tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["nowhere"], "there is no folder nowhere"),
+        ([".", "--out", "none/page.html"], "--out takes a file in a folder that is there"),
+        (["."], "there is no run in"),
+    ],
+)
+def test_report_refuses(
+    args: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sentence in refused(["report", *args], tmp_path, monkeypatch, capsys)
