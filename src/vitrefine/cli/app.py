@@ -7,6 +7,7 @@ import typer
 from vitrefine import __version__
 from vitrefine.cli.compare import compare
 from vitrefine.cli.convert import convert
+from vitrefine.cli.evaluate import evaluate
 from vitrefine.cli.info import info
 from vitrefine.cli.models import models
 from vitrefine.cli.report import report
@@ -30,6 +31,7 @@ app.command()(train)
 app.command()(runs)
 app.command()(compare)
 app.command()(report)
+app.command()(evaluate)
 
 
 def _show_version(asked: bool) -> None:

@@ -11,6 +11,7 @@ from vitrefine.report.collect import Collection
 from vitrefine.report.curves import curves
 from vitrefine.report.differences import differences
 from vitrefine.report.entropies import entropies
+from vitrefine.report.evaluation import evaluations
 from vitrefine.report.problems import problems
 from vitrefine.report.results import Group, Run
 
@@ -47,6 +48,7 @@ def section(name: str, group: Group, collection: Collection) -> Shown:
         "curves_note": notes.curves(group),
         "trained": [i for i, arm in enumerate(group.arms) if any(run.epochs for run in arm.runs)],
         **_attention(name, group, labels),
+        "evaluations": evaluations(f"{name}-evaluation", group),
         "facts": _facts(group),
         "commands": _commands(group, collection),
         "recipe_name": group.first.recipe_name,

@@ -23,13 +23,16 @@ def forget_peak(device: torch.device) -> None:
             _CLEAR.write_text("5")  # resets the peak of resident memory
 
 
+def peak_of(device: torch.device) -> float:
+    """MiB that this process took at most: on the GPU, or in all where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    if _STATUS.exists() and (found := re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text())):
+        return int(found[1]) / 2**10
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
 def peak_memory(accelerator: Accelerator) -> float:
-    """MiB, of the process that took most: on the GPU, or of the whole process where there is none."""
-    if accelerator.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(accelerator.device) / 2**20
-    elif _STATUS.exists() and (found := re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text())):
-        peak = int(found[1]) / 2**10
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
-    return round(greatest(accelerator, peak)[0], 1)
+    """`peak_of` the process that took most."""
+    return round(greatest(accelerator, peak_of(accelerator.device))[0], 1)

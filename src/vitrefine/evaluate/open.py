@@ -1,0 +1,79 @@
+"""From the text that names a model with weights to the subject of an evaluation."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrefine.data.dataset import DataSet
+from vitrefine.errors import UserError
+from vitrefine.evaluate.subject import Size, Subject, description, subject_of
+from vitrefine.surgery.checkpoint import load
+from vitrefine.surgery.create import create
+from vitrefine.surgery.hub import HUB
+from vitrefine.surgery.spec import parse
+from vitrefine.train.run import MODEL, RUN, RunInfo, read_run
+
+
+def run_of(text: str) -> RunInfo | None:
+    """The run that a text names by its folder or by its model; None if it names something else."""
+    path = Path(text)
+    folder = path.parent if path.name == MODEL else path
+    return read_run(folder) if (folder / RUN).is_file() else None
+
+
+def open_subject(
+    text: str,
+    data: DataSet,
+    *,
+    pretrained: bool = False,
+    size: Size | None = None,
+    crop_ratio: float | None = None,
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+) -> Subject:
+    """The model that a text names.
+
+    Args:
+        text: The folder of a run, a .safetensors file or a folder as `load` takes them, `hf-hub:owner/name`, or a spec.
+        data: What it will be tested on.
+        pretrained: Take a spec's published weights.
+        size, crop_ratio, device, precision: As `subject_of` takes them.
+    """
+    run = run_of(text)
+    if run is not None and not (run.folder / MODEL).is_file():
+        raise UserError(f"the run {run.folder} has no {MODEL} yet (it is {run.status}); finish it with --resume")
+    if run is None and not _is_file(text):
+        model, name = _of_spec(text, pretrained), text
+    elif pretrained:
+        raise UserError(f"{text} holds its own weights; leave --pretrained out")
+    else:
+        model = load(run.folder if run else text)
+        name = run.base_spec if run else description(model)
+        config: Any = getattr(model, "pretrained_cfg", None) or {}
+        _check_classes(text, config.get("label_names"), data)
+        crop_ratio = crop_ratio or config.get("crop_pct")
+    options: dict[str, Any] = {"size": size, "crop_ratio": crop_ratio, "device": device, "precision": precision}
+    return subject_of(model, data, name=name, **options)
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".safetensors") or text.startswith(HUB) or os.path.exists(text)
+
+
+def _of_spec(text: str, pretrained: bool) -> nn.Module:
+    spec = parse(text)
+    named = any(spec.base.args.get(name) for name in ("pretrained", "weights", "checkpoint_path"))
+    if not pretrained and not named:
+        raise UserError(
+            f"{text} is a spec, and its weights would be random; add --pretrained, or name a checkpoint or a run"
+        )
+    return create(spec) if named else create(spec, pretrained=True)
+
+
+def _check_classes(text: str, its: Any, data: DataSet) -> None:
+    """Equal names in another order would turn a good model into a bad one without a word."""
+    if its and tuple(its) != data.classes and sorted(its) == sorted(data.classes):
+        raise UserError(f"{text} has the classes of {data.name} in another order; train and test with the same one")

@@ -1,0 +1,153 @@
+"""The model that is tested, with images prepared as it knows them."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrefine.data.dataset import DataSet
+from vitrefine.data.pillow import TEST_CROP_RATIO
+from vitrefine.errors import UserError, check_choice
+from vitrefine.surgery.create import spec_of
+from vitrefine.surgery.inputs import example_inputs
+from vitrefine.train.fit import NAMES
+from vitrefine.train.output import logits_of
+
+Size = tuple[int, int]
+
+MOST_RATIO = 4.0
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in evaluation mode that takes bare pixels."""
+
+    model: nn.Module
+    name: str
+    size: Size
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_ratio: float
+    """Of the crop at test time, unless another one is tried."""
+    device: torch.device
+    precision: str
+    key: str
+    """Hash of what it is and of its weights."""
+    notes: tuple[str, ...]
+    """What a reader of its figures should know."""
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Class logits (B, classes) of pixels (B, C, H, W) from 0 to 1, in float32; gradients reach the pixels."""
+        mean, std = (torch.tensor(x, device=pixels.device).view(1, -1, 1, 1) for x in (self.mean, self.std))
+        reduced = PRECISIONS[self.precision]
+        with torch.autocast(self.device.type, reduced, enabled=reduced is not None):
+            found = logits_of(self.model((pixels - mean) / std))
+        return found.float()
+
+
+def subject_of(
+    model: nn.Module,
+    data: DataSet,
+    *,
+    name: str | None = None,
+    size: Size | None = None,
+    crop_ratio: float | None = None,
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+) -> Subject:
+    """Make a model the subject of an evaluation; it is put into evaluation mode and onto the device.
+
+    Args:
+        model: Any that takes images and gives logits.
+        data: What it will be tested on; its mean and deviation are taken where the model says none.
+        name: What to call it; its spec if None.
+        size: Of the images; what the model was made for if None, or else that of the data.
+        crop_ratio: At test time; the model's own if None, but sets whose images are all of one size are left uncut.
+        device: The GPU, if there is one, where None is given.
+        precision: `fp32`, or `bf16` for autocast.
+    """
+    check_choice("precision", precision, PRECISIONS)
+    place = _device(device)
+    what = description(model)
+    name = name or what
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    channels, own_size = _input(model, name, data)
+    if channels != data.channels:
+        raise UserError(
+            f"{name} takes images of {channels} channels, but {data.name} has {data.channels}; choose others"
+        )
+    classes = getattr(model, "num_classes", None) or len(data.classes)
+    if classes != len(data.classes):
+        raise UserError(
+            f"{name} tells {classes} classes apart, but {data.name} has {len(data.classes)}; "
+            "test it on the classes that it was trained on"
+        )
+    mean, std, notes = config.get("mean"), config.get("std"), []
+    if not mean or not std or len(mean) != channels:
+        mean, std = data.mean, data.std
+        notes.append(f"the model does not say how its images are normalised, so {data.name}'s mean and deviation count")
+    return Subject(
+        model=model.eval().to(place),
+        name=name,
+        size=size or own_size,
+        mean=tuple(mean),
+        std=tuple(std),
+        crop_ratio=_crop_ratio(crop_ratio, config.get("crop_pct"), data),
+        device=place,
+        precision=precision,
+        key=_fingerprint(model, what),
+        notes=tuple(notes),
+    )
+
+
+def description(model: nn.Module) -> str:
+    """The spec of a model, or all that it shows of itself where it has none."""
+    try:
+        return str(spec_of(model))
+    except UserError:
+        return type(model).__name__
+
+
+def _crop_ratio(asked: float | None, its: float | None, data: DataSet) -> float:
+    if asked is not None and not 0 < asked <= MOST_RATIO:
+        raise UserError(f"a crop ratio of {asked:g} cannot be had; give one above 0, and {MOST_RATIO:g} at most")
+    return asked or (1.0 if data.size else its or TEST_CROP_RATIO)
+
+
+def _device(asked: str | torch.device | None) -> torch.device:
+    try:
+        device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"there is no device {asked} here; leave it out, or take cpu") from error
+    return device
+
+
+def _input(model: Any, name: str, data: DataSet) -> tuple[int, Size]:
+    """Channels and size of a model's images, from what it says of itself, or else from the data."""
+    shapes = [tuple(x.shape[1:]) for x in example_inputs(model).values() if x.ndim == 4]
+    if not shapes:
+        raise UserError(f"{name} takes no images, so it cannot be tested on {data.name}")
+    channels, *size = shapes[0]
+    known = any(getattr(model, part, None) for part in ("pretrained_cfg", "config", "image_size", "img_size"))
+    if not known and not hasattr(model, "patch_embed"):
+        if data.size is None:
+            return data.channels, (size[0], size[1])
+        return data.channels, data.size
+    try:  # not every model shows the size that it was asked to take
+        base = spec_of(model).base
+    except UserError:
+        return channels, (size[0], size[1])
+    given: Any = next((base.args[names[2]] for names in NAMES.values() if names[2] in base.args), size)
+    return channels, (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
+
+
+def _fingerprint(model: nn.Module, what: str) -> str:
+    digest = hashlib.sha256(f"{what}\n{model}".encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:24]
