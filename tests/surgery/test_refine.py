@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -408,3 +409,27 @@ def test_scores_that_lie_far_apart_are_no_padding() -> None:
     before = model(image)
     apply(model, "refiner")
     torch.testing.assert_close(model(image), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "module", "function"),
+    [
+        ("lit_s", {}, "vitrefine.layers.attention", "relative_attention"),
+        ("refined_vit_s", {"variant": "paper"}, "vitrefine.ops.refined_attention", "_choose"),
+    ],
+)
+def test_our_own_kernels_do_not_hide_attention_from_surgery(
+    name: str, arguments: dict[str, Any], module: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU these attend by operators that no tap can see into; a block that was operated on must not."""
+
+    def hidden(*args: Any, **kwargs: Any) -> Tensor:
+        raise AssertionError("attention was computed out of sight")
+
+    model = timm.create_model(name, img_size=64, **arguments).eval()
+    apply(model, "uniform_head")
+    monkeypatch.setattr(sys.modules[module], function, hidden)
+    with torch.no_grad():
+        model(torch.randn(1, 3, 64, 64))
+    with pytest.raises(AssertionError, match="out of sight"), torch.no_grad():
+        strip(model)(torch.randn(1, 3, 64, 64))

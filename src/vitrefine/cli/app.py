@@ -7,6 +7,7 @@ import typer
 from vitrefine import __version__
 from vitrefine.cli.compare import compare
 from vitrefine.cli.convert import convert
+from vitrefine.cli.diagnose import diagnose
 from vitrefine.cli.evaluate import evaluate
 from vitrefine.cli.info import info
 from vitrefine.cli.models import models
@@ -32,6 +33,7 @@ app.command()(runs)
 app.command()(compare)
 app.command()(report)
 app.command()(evaluate)
+app.command()(diagnose)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,20 +1,18 @@
-"""How spread out attention is, layer by layer, and where on an image a model looks (CB, Section 3; Figures 2 and 5).
-
-Entropy of a softmax row: −Σ_j a_j log a_j, in nats; log N at most, when every key counts the same.
-"""
+"""How spread out attention is, layer by layer, and where on an image a model looks (CB, Section 3; Figures 2 and 5)."""
 
 import math
 from dataclasses import dataclass
 
 import torch
+from timm.utils.model import unwrap_model
 from torch import Tensor, nn
 
+from vitrefine.diagnose.call import Call
 from vitrefine.diagnose.capture import Attention, capture
+from vitrefine.diagnose.evaluation import evaluating
+from vitrefine.diagnose.grid import TokenGrid, token_grid
+from vitrefine.diagnose.streamed import call_statistics
 from vitrefine.errors import UserError
-from vitrefine.surgery.maps import read_maps
-
-ENTRIES = 1 << 26  # of maps held at a time
-MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens
 
 
 @dataclass(frozen=True)
@@ -25,32 +23,64 @@ class LayerEntropy:
     entropy: Tensor  # (heads,)
     bound: float  # log of the number of keys
 
-
-def row_entropy(maps: Tensor) -> Tensor:
-    """The entropy of each row of (…, queries, keys) maps."""
-    return torch.special.entr(maps).sum(dim=-1)
+    def __str__(self) -> str:
+        heads = " ".join(f"{value:.2f}" for value in self.entropy.tolist())
+        return f"{self.name}: {self.entropy.mean().item():.3f} of {self.bound:.3f} nats, heads {heads}"
 
 
 @torch.no_grad()
 def attention_entropy(model: nn.Module, images: Tensor) -> list[LayerEntropy]:
     """The entropy of every attention of a model, over images and queries, in the order in which they run."""
-    return [_entropy(attention) for attention in _look(model, images)]
+    totals: dict[str, list[tuple[Tensor, int, int]]] = {}
+
+    def measure(attention: Attention, call: Call) -> None:
+        if call.proper:
+            entropy = call_statistics(call).entropy
+            rows = entropy.shape[0] * entropy.shape[2]
+            totals.setdefault(attention.name, []).append((entropy.cpu().double().sum(dim=(0, 2)), rows, call.shape[3]))
+
+    with evaluating(model), capture(model, on_call=measure):
+        model(images)
+    found = []
+    for name, parts in totals.items():
+        sums, rows, keys = zip(*parts, strict=True)
+        found.append(LayerEntropy(name, (sum(sums) / sum(rows)).float(), math.log(keys[-1])))
+    return found
 
 
-def _entropy(attention: Attention) -> LayerEntropy:
-    total, rows, keys = torch.zeros(attention.heads, dtype=torch.float64), 0, 1
-    for call in attention.calls:
-        one = call.maps(slice(0, 1))
-        keys = one.shape[-1]
-        step = max(1, ENTRIES // one.numel())
-        for start in range(0, len(call), step):
-            entropy = row_entropy(call.maps(slice(start, start + step)).float())
-            total += entropy.sum(dim=(0, 2)).double().cpu()
-            rows += entropy.shape[0] * entropy.shape[2]
-    return LayerEntropy(attention.name, (total / rows).float(), math.log(keys))
+def over_image(call: Call, batch: int, size: tuple[int, int], prefix_tokens: int) -> TokenGrid | None:
+    """The grid of a call whose keys are the whole image; None for windows and the like."""
+    return token_grid(call.shape[3], size, prefix_tokens) if len(call) == batch else None
+
+
+def prefix_tokens_of(model: nn.Module) -> int:
+    """How many tokens a model says come before its patches."""
+    return getattr(unwrap_model(model), "num_prefix_tokens", 0)
 
 
 @torch.no_grad()
+def attention_maps_on(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """Where each layer that sees the whole image at once looks, (B, h, w) in 0..1.
+
+    That is what its class token attends to, or its mean token where it has none.
+    """
+    found: list[Tensor] = []
+
+    def look(_: Attention, call: Call) -> None:
+        grid = over_image(call, len(images), _size(images), prefix_tokens_of(model))
+        if grid is not None and call.proper:
+            some = slice(0, 1) if grid.prefix else slice(None)
+            row = call.maps(queries=some).float().mean(dim=(1, 2))
+            heat = row[:, grid.prefix :].unflatten(-1, (grid.height, grid.width))
+            found.append(heat / heat.amax(dim=(1, 2), keepdim=True).clamp(min=1e-12))
+
+    with evaluating(model), capture(model, on_call=look):
+        model(images)
+    if not found:
+        raise UserError(f"no attention of {_kind(model)} sees the whole image at once, so no map can be drawn")
+    return found
+
+
 def attention_map(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     """Where a model looks, (B, h, w) in 0..1: what its class token attends to, or its mean token where it has none.
 
@@ -59,42 +89,51 @@ def attention_map(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
         images: (B, C, H, W).
         layer: Which attention, counted among those that see the whole image at once; the last by default.
     """
-    size = (images.shape[-2], images.shape[-1])
-    prefix_tokens = getattr(model, "num_prefix_tokens", 0)
-    seen = [found for a in _look(model, images) if (found := _over_image(a, len(images), size, prefix_tokens))]
-    if not seen:
-        raise UserError(f"no attention of {type(model).__name__} sees the whole image at once, so no map can be drawn")
-    try:
-        attention, prefix, height, width = seen[layer]
-    except IndexError:
-        raise UserError(f"layer {layer} is out of range: {len(seen)} attentions see the whole image at once") from None
-    maps = attention.calls[-1].maps().float().mean(dim=1)
-    row = maps[:, 0] if prefix else maps.mean(dim=1)
-    heat = row[:, prefix:].unflatten(-1, (height, width))
+    found = attention_maps_on(model, images)
+    if not -len(found) <= layer < len(found):
+        raise UserError(f"layer {layer} is out of range: {len(found)} attentions see the whole image at once")
+    return found[layer]
+
+
+@torch.no_grad()
+def attention_rollout(model: nn.Module, images: Tensor) -> Tensor:
+    """Attention followed through all layers, (B, h, w) in 0..1 (Abnar and Zuidema, 2020).
+
+    Each layer passes on half by its attention, the mean of its heads, and half by the residual path: the class token's
+    row of Π (A + 1)/2, or the mean row where there is no class token. Layers that do not map all tokens to all tokens
+    are left out.
+    """
+    rolled: Tensor | None = None
+    grid: TokenGrid | None = None
+
+    def follow(_: Attention, call: Call) -> None:
+        nonlocal rolled, grid
+        found = over_image(call, len(images), _size(images), prefix_tokens_of(model))
+        if found is None or not call.proper or call.shape[2] != call.shape[3]:
+            return
+        step = roll_step(call.maps().float().mean(dim=1))
+        if rolled is None or rolled.shape != step.shape:  # from one stage to the next tokens are others
+            rolled, grid = step, found
+        else:
+            rolled = step @ rolled
+
+    with evaluating(model), capture(model, on_call=follow):
+        model(images)
+    if rolled is None or grid is None:
+        raise UserError(f"no attention of {_kind(model)} maps the whole image to itself, so nothing can be rolled out")
+    row = rolled[:, 0] if grid.prefix else rolled.mean(dim=1)
+    heat = row[:, grid.prefix :].unflatten(-1, (grid.height, grid.width))
     return heat / heat.amax(dim=(1, 2), keepdim=True).clamp(min=1e-12)
 
 
-def _look(model: nn.Module, images: Tensor) -> list[Attention]:
-    training = model.training
-    model.eval()
-    try:
-        with capture(model) as attentions:
-            model(images)
-    finally:
-        model.train(training)
-    return [attention for attention in attentions if attention.calls]
+def roll_step(maps: Tensor) -> Tensor:
+    """(A + 1)/2 of (B, N, N) maps."""
+    return (maps + torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)) / 2
 
 
-def _over_image(
-    attention: Attention, batch: int, size: tuple[int, int], prefix_tokens: int
-) -> tuple[Attention, int, int, int] | None:
-    """The number of tokens that come before the patches, and the grid of patches; None for windows and the like."""
-    call = attention.calls[-1]
-    if len(call) != batch:
-        return None
-    keys = call.maps(slice(0, 1)).shape[-1]
-    for prefix in (prefix_tokens, *range(MOST_PREFIX_TOKENS)):
-        for grid in read_maps((1, keys - prefix, 1), size) if keys - prefix >= 4 else ():
-            if abs(grid.height / grid.width - size[0] / size[1]) < 1e-6 or grid.height == grid.width:
-                return attention, prefix, grid.height, grid.width
-    return None
+def _size(images: Tensor) -> tuple[int, int]:
+    return images.shape[-2], images.shape[-1]
+
+
+def _kind(model: nn.Module) -> str:
+    return type(unwrap_model(model)).__name__

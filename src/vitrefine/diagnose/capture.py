@@ -2,56 +2,31 @@
 
     with capture(model) as attentions:
         model(images)
-    attentions[0].maps()
+    attentions[0].calls[0].maps()
 
-The tap is surgery's, put on for as long as the context lasts; the model is then what it was before. Nothing is asked
-of the model: fused attention, which shows its maps to no hook, is caught like any other. Of refined attention the maps
-before refinement are caught, for those are the ones whose rows are distributions.
+Taps are put on for as long as the context lasts; the model is then what it was before. Nothing is asked of the model:
+fused attention, which shows its maps to no hook, is caught like any other, under autocast too. A compiled model runs
+uncompiled inside the context, and so does one that is compiled inside it; a wrapped one (DDP) is looked into.
+Of refined attention the maps are there before and after refinement.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+import torch
+from timm.utils.model import unwrap_model
+from torch import nn
 
+from vitrefine.diagnose.call import Call
+from vitrefine.diagnose.taps import Record, mixin_for, uses_handed_maps
 from vitrefine.errors import UserError
-from vitrefine.ops.refined_attention import attention_maps
-from vitrefine.surgery.graft import Graft, graft, surgery_of, undo_to
-from vitrefine.surgery.heads import HeadAxis
+from vitrefine.surgery.graft import graft, surgery_of, undo_to
 from vitrefine.surgery.multihead import explicit_multihead
-from vitrefine.surgery.refine import Refined
-from vitrefine.surgery.survey import survey
-from vitrefine.surgery.tap import AttentionTap
+from vitrefine.surgery.selection import Layers, resolve_layers
+from vitrefine.surgery.survey import AttentionSite, Survey, survey
 
-
-@dataclass(frozen=True)
-class Call:
-    """One attention as it was computed: queries and keys, or the maps themselves."""
-
-    q: Tensor | None = None  # (B, heads, queries, width)
-    k: Tensor | None = None
-    attn_mask: Tensor | None = None
-    scale: float | None = None
-    written: Tensor | None = None  # (B, heads, queries, keys), where the model itself made them
-
-    def maps(self, images: slice = slice(None)) -> Tensor:
-        """The maps (B, heads, queries, keys), or those of some entries of the batch."""
-        if self.written is not None:
-            return self.written[images]
-        assert self.q is not None
-        assert self.k is not None
-        mask = self.attn_mask
-        if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
-            mask = mask[images]
-        return attention_maps(self.q[images], self.k[images], attn_mask=mask, scale=self.scale)
-
-    def __len__(self) -> int:
-        tensor = self.q if self.written is None else self.written
-        assert tensor is not None
-        return tensor.shape[0]
+RECORD = "_vitrefine"
 
 
 @dataclass
@@ -61,53 +36,82 @@ class Attention:
     name: str
     heads: int
     calls: list[Call] = field(default_factory=list)
+    runs: int = 0
 
-    def attend_maps(self, scores: Tensor, maps: Tensor) -> Tensor:
-        """Write maps down, and pass them on."""
-        self.calls.append(Call(written=maps.detach()))
-        return maps
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, dropout_p: float, scale: float | None
-    ) -> Tensor:
-        """Write queries and keys down, and attend."""
-        self.calls.append(Call(q.detach(), k.detach(), attn_mask, scale))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
+    def __str__(self) -> str:
+        shapes = ", ".join("×".join(map(str, call.shape)) for call in self.calls)
+        return f"{self.name}: {self.heads} heads, {self.runs} runs" + (f", maps of {shapes}" if shapes else "")
 
 
-class Captured(Graft):
-    """A module whose attention is written down on its way."""
-
-    captured: Attention
-    captured_axis: HeadAxis
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with AttentionTap(self.captured, self.captured_axis):
-            return super().forward(*args, **kwargs)
+OnCall = Callable[[Attention, Call], None]
 
 
 @contextmanager
-def capture(model: nn.Module) -> Iterator[list[Attention]]:
-    """Write down the attention of every module that attends from tokens to tokens, in the order in which they run."""
+def capture(model: nn.Module, layers: Layers = "all", *, on_call: OnCall | None = None) -> Iterator[list[Attention]]:
+    """Write down the attention of every module that attends from tokens to tokens, in the order in which they run.
+
+    Args:
+        model: Any model: compiled or not, wrapped or not, with any modification.
+        layers: Which attentions, counted from 0: `"all"`, `"upper"`, `3`, `[0, 3, 6]`.
+        on_call: Given each call when it happens, which is then not kept: for statistics that are streamed.
+    """
+    inner = unwrap_model(model)
+    sites = _sites(inner)
+    chosen = [sites[i] for i in resolve_layers(layers, len(sites))]
+    attentions = [Attention(site.name, site.heads) for site in chosen]
+    operated = RECORD in vars(inner)
+    before = len(surgery_of(inner).undo)
+    ran: list[bool] = []
+    hook = inner.register_forward_hook(lambda module, *_: ran.append(True) if module is inner else None)
+    try:
+        for site, attention in zip(chosen, attentions, strict=True):
+            module = inner.get_submodule(site.name)
+            explicit_multihead(inner, module)
+            mixin, parts = mixin_for(module, site.axis)
+            graft(inner, module, mixin, captured=_recorder(module, attention, on_call), **parts)
+        with torch.compiler.set_stance("force_eager"):
+            yield attentions
+        if ran and not any(attention.runs for attention in attentions):
+            raise UserError(f"{type(inner).__name__} ran, but none of its {len(attentions)} attentions could be seen")
+    finally:
+        hook.remove()
+        undo_to(inner, before)
+        if not operated:
+            object.__delattr__(inner, RECORD)
+
+
+def _recorder(watched: nn.Module, attention: Attention, on_call: OnCall | None) -> Record:
+    def record(module: nn.Module, call: Call) -> None:
+        if module is not watched:
+            return  # a copy, made to find something out
+        attention.runs += 1
+        if on_call is None:
+            attention.calls.append(call)
+        else:
+            on_call(attention, call)
+
+    return record
+
+
+def _sites(model: nn.Module) -> list[AttentionSite]:
+    """The attentions in the order in which they run; a `UserError` with the reason where there is none."""
     found = survey(model)
     sites = [site for site in found.attentions if not site.odd]
     if not sites:
-        kind = type(model).__name__
         reasons = dict.fromkeys(site.odd for site in found.attentions)
         why = "; ".join(reasons) or "no softmax over keys happens in its forward pass"
-        raise UserError(f"{kind} has no attention to look at: {why}")
-    operated = "_vitrefine" in vars(model)
-    before = len(surgery_of(model).undo)
-    attentions = [Attention(site.name, site.heads) for site in sites]
-    try:
-        for site, attention in zip(sites, attentions, strict=True):
-            module = model.get_submodule(site.name)
-            explicit_multihead(model, module)
-            # A refined module has its heads apart already where this tap sees its maps.
-            axis = HeadAxis() if isinstance(module, Refined) else site.axis
-            graft(model, module, Captured, captured=attention, captured_axis=axis)
-        yield attentions
-    finally:
-        undo_to(model, before)
-        if not operated:
-            object.__delattr__(model, "_vitrefine")
+        raise UserError(f"{type(model).__name__} has no attention to look at: {why}")
+    return _with_handed_maps(model, found, sites)
+
+
+def _with_handed_maps(model: nn.Module, found: Survey, sites: list[AttentionSite]) -> list[AttentionSite]:
+    """Blocks that refine the maps of others have no softmax by which they could have been found."""
+    own = {site.name: site for site in sites}
+    every: list[AttentionSite] = []
+    for name in found.visits:
+        module = model.get_submodule(name)
+        if name in own:
+            every.append(own[name])
+        elif uses_handed_maps(module):
+            every.append(AttentionSite(name, "handed", heads=module.num_heads))  # type: ignore[arg-type]
+    return every

@@ -18,6 +18,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 class GlobalAttention(nn.Module):
     """Every token attends to every token; with a relative position bias where `grid` is given."""
 
+    in_the_open = False  # a graft that changes or watches attention must see it, which in a kernel of ours it cannot
+
     def __init__(
         self,
         dim: int,
@@ -41,7 +43,7 @@ class GlobalAttention(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
         dropout_p = self.attn_drop if self.training else 0.0
-        if self.position is not None and not dropout_p:
+        if self.position is not None and not dropout_p and not self.in_the_open:
             x = relative_attention(q, k, v, self.position.resized(grid), grid)
         else:
             bias = None if self.position is None else self.position(grid).to(q.dtype)[None]

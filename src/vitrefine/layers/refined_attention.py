@@ -21,6 +21,8 @@ from vitrefine.ops.refined_attention import aggregate, attention_maps, refined_a
 class _MapSharingAttention(nn.Module):
     """What both forms have: projections, with queries and keys only where the maps are not another block's."""
 
+    in_the_open = False  # a graft that changes or watches attention must see it, which in a kernel of ours it cannot
+
     def __init__(
         self,
         dim: int,
@@ -138,6 +140,8 @@ class RefinedAttention(_MapSharingAttention):
         q, k, v = self._qkv(x)
         mix, grid = self.refiner.mix(), self.refiner.grid(grid)
         options: dict[str, Any] = {"attn_mask": attn_mask, "grid": grid, "dropout_p": self._dropout_p}
+        if self.in_the_open:
+            options["impl"] = "collapsed"
         if not self.hands_on:
             return self._project(refined_attention(q, k, v, mix, **options)), None
         heads, maps = refined_attention_and_maps(q, k, v, mix, **options)

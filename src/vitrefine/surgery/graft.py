@@ -21,6 +21,8 @@ RECORD = "_vitrefine"  # attribute of a model that has been operated on
 class Graft(nn.Module):
     """Base of the mixins: what makes a class made on the spot survive pickling and deep copies."""
 
+    in_the_open = True  # layers of ours then attend by PyTorch's functions, which a tap sees
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _revive, (lineage(type(self)),), self.__dict__
 

@@ -1,0 +1,75 @@
+"""`vitrefine diagnose`: what does a model attend to, and what would help it?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitrefine.errors import UserError
+
+
+def diagnose(
+    model: Annotated[str, typer.Argument(metavar="SPEC|CHECKPOINT|RUN", help="What to look into.")],
+    second: Annotated[
+        str | None, typer.Argument(metavar="SECOND", help="Another, to be put beside it; +MOD continues the first.")
+    ] = None,
+    data: Annotated[
+        str, typer.Option(metavar="DATA", help="As for train, or a plain folder of images.", show_default=False)
+    ] = "",
+    images: Annotated[int, typer.Option(min=1, help="How many to look at; ten batches of 32 are the Refiner's.")] = 320,
+    out: Annotated[Path, typer.Option(metavar="PAGE.html", help="The page.")] = Path("diagnosis.html"),
+    csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV, in the place of the summary.")] = False,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Give specs their published weights, which may be downloaded.")
+    ] = False,
+) -> None:
+    """See how a model attends: entropy, distance, heads, features, layer by layer, and maps on images.
+
+    Writes one self-contained HTML page, and beside it the same as CSV and JSON. Fused attention, compiled and modified
+    models are no obstacle. Two models are put side by side: before and after surgery, before and after training.
+
+    \b
+    Examples:
+      vitrefine diagnose runs/vit_tiny_patch16_224-digits-s0 --data digits
+      vitrefine diagnose model.safetensors --data photos/ --images 64 --out photos.html
+      vitrefine diagnose vit_small_patch16_224 --pretrained --data imagenet:data/imagenet
+      vitrefine diagnose runs/baseline-s0 runs/cb-s0 --data cifar100:data/cifar100 --out both.html
+      vitrefine diagnose vit_tiny_patch16_224 +cb --data digits --csv > both.csv
+    """
+    if not data:
+        raise UserError("say on which images to look, with --data: digits, or a folder of your own images")
+    if out.is_dir() or not out.parent.is_dir() or out.suffix not in (".html", ".htm"):
+        raise UserError(f"{out} cannot be written; --out takes a file that ends in .html, in a folder that is there")
+
+    import sys
+
+    import torch
+    from rich.console import Console
+
+    from vitrefine.diagnose.diagnosis import rows_to_csv, to_json_text
+    from vitrefine.diagnose.subject import open_subject
+    from vitrefine.files import replace_file
+    from vitrefine.report.diagnosis import examine, write_diagnosis
+
+    asked = [(model, ""), *([] if second is None else [(model, second) if second.startswith("+") else (second, "")])]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    console = Console(stderr=True)
+    examined = []
+    for name, modification in asked:
+        with console.status(f"looking into {name}{modification}"):
+            subject = open_subject(name, modification, pretrained=pretrained, device=device)
+            examined.append(examine(subject, data, images))
+    diagnoses = [each.diagnosis for each in examined]
+    table = rows_to_csv(row for diagnosis in diagnoses for row in diagnosis.rows())
+    command = ["vitrefine", "diagnose", *sys.argv[2:]]
+    write_diagnosis(examined, out, command)
+    replace_file(out.with_suffix(".csv"), table.encode())
+    replace_file(out.with_suffix(".json"), to_json_text(diagnoses).encode())
+    if csv:
+        typer.echo(table, nl=False)
+        return
+    for each in examined:
+        typer.echo(f"{each.name}, {each.diagnosis.images} images, {each.weights}")
+        for sentence in each.diagnosis.findings:
+            typer.echo(f"  - {sentence}")
+    typer.echo(f"\nthe page is {out}; all numbers are in {out.with_suffix('.csv')} and {out.with_suffix('.json')}")

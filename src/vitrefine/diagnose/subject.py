@@ -1,0 +1,58 @@
+"""What is to be diagnosed: a model from a spec, a checkpoint or the folder of a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitrefine.errors import UserError
+from vitrefine.surgery.checkpoint import load
+from vitrefine.surgery.create import create, spec_of
+from vitrefine.surgery.operate import apply
+from vitrefine.train.run import MODEL, RUN, read_run
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, what to call it, and where its weights are from."""
+
+    model: nn.Module
+    name: str
+    weights: str
+
+
+def open_subject(
+    text: str, modification: str = "", *, pretrained: bool = False, device: str | torch.device = "cpu"
+) -> Subject:
+    """The model that a text names.
+
+    Args:
+        text: A spec, a checkpoint, the folder of one, or the folder of a run.
+        modification: What to do to it, as a spec writes it: `"+cb"`.
+        pretrained: Give a spec's model its published weights, which may be downloaded.
+        device: Where it goes.
+    """
+    subject = _open(text, pretrained, device)
+    if not modification:
+        return subject
+    apply(subject.model, modification.removeprefix("+"))
+    return Subject(subject.model, f"{subject.name}{modification}", subject.weights)
+
+
+def _open(text: str, pretrained: bool, device: str | torch.device) -> Subject:
+    path = Path(text)
+    if (path / RUN).is_file():
+        run = read_run(path)
+        if not (path / MODEL).is_file():
+            raise UserError(f"the run in {path} has no model yet: it is {run.status}; wait until it is finished")
+        return Subject(load(path / MODEL, device=device), run.base_spec, f"the run in {path}")
+    if path.exists() or text.startswith("hf-hub:"):
+        model = load(text, device=device)
+        return Subject(model, str(spec_of(model)), str(path))
+    if path.suffix == ".safetensors":
+        raise UserError(f"there is no file {path}; give a checkpoint that is there, the folder of a run, or a spec")
+    torch.manual_seed(0)  # that a diagnosis without weights comes out the same twice
+    model = create(text, pretrained=True) if pretrained else create(text)
+    weights = "the published weights" if pretrained or "pretrained=" in text else "no training: random weights"
+    return Subject(model.eval().to(device), text, weights)

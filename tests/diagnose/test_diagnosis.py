@@ -1,0 +1,181 @@
+"""All at once: what is measured of a model is what its maps and tokens have, by the plain functions."""
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+import timm
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import vitrefine
+from vitrefine.diagnose import capture, capture_features, diagnose, head_similarity, linear_cka, relative_distance
+from vitrefine.diagnose.attention import attention_rollout
+from vitrefine.diagnose.cka import evolution, gram
+from vitrefine.diagnose.collect import split
+from vitrefine.diagnose.grid import TokenGrid
+from vitrefine.diagnose.measures import row_entropy, softmax_gradient, token_similarity
+from vitrefine.diagnose.streamed import off_diagonal
+from vitrefine.errors import UserError
+from vitrefine.surgery.census import disturb
+
+SWIN = {"img_size": 56, "depths": (2, 2), "num_heads": (2, 4), "embed_dim": 16}
+
+
+def small(modifications: str = "") -> nn.Module:
+    torch.manual_seed(0)
+    spec = f"vit_tiny_patch16_224{modifications}"
+    return disturb(vitrefine.create(spec, img_size=64, depth=3, embed_dim=48, num_heads=3, num_classes=4).eval())
+
+
+def images(count: int = 9) -> Tensor:
+    return torch.randn(count, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[nn.Module, Any]:
+    model = small()
+    return model, diagnose(model, images(), name="small", batch=4)
+
+
+def test_numbers_are_those_of_the_plain_functions(found: tuple[nn.Module, Any]) -> None:
+    model, diagnosis = found
+    with torch.no_grad(), capture(model) as attentions:
+        model(images())
+    places = TokenGrid(1, 4, 4).coordinates()
+    for number, attention in enumerate(attentions):
+        maps = attention.calls[0].maps().double()
+        expected = {
+            "entropy": row_entropy(maps).transpose(0, 1).flatten(1),
+            "class_entropy": row_entropy(maps)[:, :, 0].T,
+            "distance": relative_distance(maps, places)[:, :, 1:].transpose(0, 1).flatten(1),
+            "gradient": softmax_gradient(maps).transpose(0, 1).flatten(1),
+            "head_similarity": off_diagonal(head_similarity(maps)).T,
+        }
+        for key, values in expected.items():
+            layer = diagnosis[key].layers[number]
+            assert layer.name == f"blocks.{number}.attn"
+            assert layer.whole.mean == pytest.approx(values.mean().item(), abs=1e-5)
+            assert [head.mean for head in layer.heads] == pytest.approx(values.mean(dim=1).tolist(), abs=1e-5)
+            quantiles = torch.quantile(values.flatten(), torch.tensor([0.15, 0.5, 0.85]).double()).tolist()
+            assert [layer.whole.low, layer.whole.median, layer.whole.high] == pytest.approx(quantiles, abs=1e-5)
+        assert diagnosis["entropy"].layers[number].bound == math.log(17)
+        assert diagnosis["gradient"].layers[number].bound == pytest.approx(16 / 17)
+
+
+def test_features(found: tuple[nn.Module, Any]) -> None:
+    model, diagnosis = found
+    batches = split(images(), 4)
+    assert [len(batch) for batch in batches] == [4, 5]  # one image alone has no CKA
+    tokens: dict[str, list[Tensor]] = {}
+    with torch.no_grad(), capture_features(model, lambda name, x: tokens.setdefault(name, []).append(x)) as names:
+        for batch in batches:
+            model(batch)
+    assert names == ["input", "blocks.0", "blocks.1", "blocks.2"]
+    similar = [token_similarity(torch.cat(tokens[name])).mean().item() for name in names]
+    assert diagnosis["token_similarity"].means == pytest.approx(similar, abs=1e-6)
+    each = torch.stack([evolution([gram(tokens[name][b]) for name in names[1:]]) for b in range(2)])
+    assert diagnosis["evolution"].means == pytest.approx(each.mean(dim=0).tolist(), abs=1e-6)
+    first, last = tokens["blocks.0"][0], tokens["blocks.2"][0]
+    assert 1 / linear_cka(first, last) == pytest.approx(each[0, -1].item())
+    assert diagnosis.similarity.values.shape == (4, 4)
+    torch.testing.assert_close(diagnosis.similarity.values.diagonal(), torch.ones(4, dtype=torch.float64))
+
+
+def test_everything_prints_and_plots(found: tuple[nn.Module, Any]) -> None:
+    _, diagnosis = found
+    text = str(diagnosis)
+    assert text.startswith("small, 9 images\n- ")
+    assert "entropy of attention, nats" in text
+    for part in (diagnosis, diagnosis.similarity, diagnosis.queries, *diagnosis.profiles.values()):
+        assert isinstance(part.plot(), Figure)
+        assert str(part)
+
+
+def test_tables(found: tuple[nn.Module, Any]) -> None:
+    _, diagnosis = found
+    rows = list(csv.DictReader(io.StringIO(diagnosis.to_csv())))
+    entropy = [row for row in rows if row["quantity"] == "entropy"]
+    assert len(entropy) == 3 * (1 + 3)  # all heads together, and each
+    assert float(entropy[0]["mean"]) == diagnosis["entropy"].means[0]
+    content = json.loads(json.dumps(diagnosis.to_json(), allow_nan=False))
+    assert content["profiles"]["entropy"][0]["bound"] == math.log(17)
+    assert content["cka"]["blocks"] == ["input", "blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_the_query_in_the_middle(found: tuple[nn.Module, Any]) -> None:
+    model, diagnosis = found
+    with torch.no_grad(), capture(model) as attentions:
+        model(images())
+    expected = attentions[2].calls[0].maps()[:, :, 1 + 2 * 4 + 2, 1:].mean(dim=0).unflatten(-1, (4, 4))
+    torch.testing.assert_close(diagnosis.queries.maps[2], expected)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = small().train()
+    kinds, state = [type(m) for m in model.modules()], [set(vars(m)) for m in model.modules()]
+    model.blocks[1].eval()  # type: ignore[index]
+    modes = [m.training for m in model.modules()]
+    diagnose(model, images(4))
+    assert [type(m) for m in model.modules()] == kinds
+    assert [set(vars(m)) for m in model.modules()] == state
+    assert [m.training for m in model.modules()] == modes
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_refined_models_have_both_maps() -> None:
+    diagnosis = diagnose(small("+refiner+cb_s"), images(4))
+    before, after = diagnosis["head_similarity"], diagnosis["refined_head_similarity"]
+    assert [layer.name for layer in before.layers] == [layer.name for layer in after.layers]
+    assert before.means != pytest.approx(after.means, abs=1e-6)
+    assert diagnosis.kernels is not None
+    assert len(diagnosis.kernels.names) == 3
+    assert {"broadcast_ratio", "broadcast_mean"} <= diagnosis.profiles.keys()
+    assert any("CB_S adds" in sentence for sentence in diagnosis.findings)
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments", "keys"),
+    [
+        ("swin_tiny_patch4_window7_224+dtm", SWIN, {"entropy", "offset"}),
+        ("lit_ti", {"img_size": 64}, {"entropy", "offset", "class_entropy"}),
+        ("refined_vit_s", {"img_size": 64, "depth": 4}, {"entropy", "refined_head_similarity"}),
+        ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, {"entropy", "token_similarity"}),
+    ],
+)
+def test_other_kinds(spec: str, arguments: dict[str, Any], keys: set[str]) -> None:
+    torch.manual_seed(0)
+    model = disturb(vitrefine.create(spec, **arguments).eval())
+    size = arguments.get("img_size", 64)
+    diagnosis = diagnose(model, torch.randn(4, 3, size, size))
+    assert keys <= diagnosis.profiles.keys()
+    for profile in diagnosis.profiles.values():
+        assert all(math.isfinite(value) for value in profile.means), profile.key
+    for share in diagnosis["entropy"].shares or []:
+        assert 0 < share <= 1 + 1e-6
+
+
+def test_mistakes_get_a_sentence() -> None:
+    with pytest.raises(UserError, match="ResNet has no attention to look at"):
+        diagnose(timm.create_model("test_resnet"), torch.randn(1, 3, 160, 160))
+    with pytest.raises(UserError, match="there is no image to look at"):
+        diagnose(small(), [])
+    with pytest.raises(UserError, match="VisionTransformer has no offset; it has entropy"):
+        diagnose(small(), images(1))["offset"]
+
+
+def test_rollout_against_a_loop() -> None:
+    model = small()
+    with torch.no_grad(), capture(model) as attentions:
+        model(images(2))
+    for image in range(2):
+        rolled = torch.eye(17)
+        for attention in attentions:
+            mean = attention.calls[0].maps()[image].mean(dim=0)
+            rolled = (mean + torch.eye(17)) / 2 @ rolled
+        row = rolled[0, 1:].unflatten(0, (4, 4))
+        torch.testing.assert_close(attention_rollout(model, images(2))[image], row / row.max())
