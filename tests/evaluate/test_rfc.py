@@ -7,7 +7,7 @@ from torch import nn
 
 from vitrefine.errors import UserError
 from vitrefine.evaluate.rfc import calibrate
-from vitrefine.report.statistics import difference_over_images
+from vitrefine.statistics import difference_over_images
 
 from .conftest import small_set
 

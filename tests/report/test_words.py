@@ -3,7 +3,7 @@
 import pytest
 
 from vitrefine.report import words
-from vitrefine.report.statistics import Estimate
+from vitrefine.statistics import Estimate
 
 
 def test_numbers_have_true_minus_signs_and_zero_none() -> None:

@@ -15,7 +15,7 @@ from vitrefine.data.imagenet import imagenet_a_classes, real_hits, real_labels
 from vitrefine.errors import UserError
 from vitrefine.evaluate.calibration import Bin, expected_calibration_error, reliability
 from vitrefine.evaluate.predictions import BEST, Predictions
-from vitrefine.report.statistics import Estimate, over_images
+from vitrefine.statistics import Estimate, over_images
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vitrefine.data.order import generator_of
 from vitrefine.errors import UserError
 from vitrefine.evaluate.predictions import Examiner, Predictions
-from vitrefine.report.statistics import Estimate, difference_over_images, over_images
+from vitrefine.statistics import Estimate, difference_over_images, over_images
 
 RATIOS = (0.8, 0.85, 0.875, 0.9, 0.95, 1.0, 1.02, 1.05, 1.08, 1.1, 1.13, 1.15, 1.2)
 

@@ -10,7 +10,7 @@ from vitrefine.evaluate.change import Change
 from vitrefine.evaluate.noise import Blur, GaussianNoise, ShotNoise
 from vitrefine.evaluate.occlusion import Occlusion
 from vitrefine.evaluate.predictions import Examiner, Predictions
-from vitrefine.report.statistics import Estimate, difference_over_images, over_images, over_seeds
+from vitrefine.statistics import Estimate, difference_over_images, over_images, over_seeds
 
 REPEATS = 5
 

@@ -7,7 +7,7 @@ from vitrefine.evaluate.evaluation import Evaluation
 from vitrefine.evaluate.rfc import Calibration
 from vitrefine.evaluate.robustness import Outcome
 from vitrefine.evaluate.speed import Speed
-from vitrefine.report.statistics import Estimate
+from vitrefine.statistics import Estimate
 
 _WIDTH = 30  # of the first column
 

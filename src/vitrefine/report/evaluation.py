@@ -16,7 +16,7 @@ from vitrefine.report.charts import Chart
 from vitrefine.report.evaluation_charts import reliability_chart, sweep_chart
 from vitrefine.report.findings import short_names
 from vitrefine.report.results import Group, Run
-from vitrefine.report.statistics import Estimate, difference_over_seeds, over_seeds
+from vitrefine.statistics import Estimate, difference_over_seeds, over_seeds
 from vitrefine.train.run import MODEL
 
 Found = Mapping[str, Any]

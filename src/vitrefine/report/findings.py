@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitrefine.report import words
 from vitrefine.report.results import Arm, Group, Run, shortened
-from vitrefine.report.statistics import Estimate, accuracy, difference
+from vitrefine.statistics import Estimate, accuracy, difference
 
 # What is measured rather than counted varies from run to run; changes below this share are not spoken of.
 _NOISE = 0.02

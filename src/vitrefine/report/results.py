@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from vitrefine.errors import UserError
-from vitrefine.report.statistics import Bits
+from vitrefine.statistics import Bits
 from vitrefine.train.job import Line, Result
 from vitrefine.train.resume import FREE
 from vitrefine.train.run import RECIPE, RESULT, RunInfo

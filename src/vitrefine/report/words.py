@@ -1,6 +1,6 @@
 """Figures as a reader wants them: rounded to what they are worth, with their units and true minus signs."""
 
-from vitrefine.report.statistics import Estimate
+from vitrefine.statistics import Estimate
 
 PER_CENT = "\u00a0%"  # no line ends before the sign
 _FINE = 5000  # test images from which on a hundredth of a point is more than one image

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrefine.report.statistics import (
+from vitrefine.statistics import (
     accuracy,
     difference,
     difference_over_images,
