@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from vitrefine import __version__
+from vitrefine.cli.claims import claims
 from vitrefine.cli.compare import compare
 from vitrefine.cli.convert import convert
 from vitrefine.cli.diagnose import diagnose
@@ -30,10 +31,11 @@ app.command()(convert)
 app.command()(zoo)
 app.command()(train)
 app.command()(runs)
-app.command()(compare)
-app.command()(report)
 app.command()(evaluate)
+app.command()(compare)
 app.command()(diagnose)
+app.command()(report)
+app.command()(claims)
 
 
 def _show_version(asked: bool) -> None:

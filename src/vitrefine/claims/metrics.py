@@ -1,0 +1,136 @@
+"""What claims are about: figures of a run, read from what training, evaluation and diagnosis left in its folder."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrefine.errors import UserError
+from vitrefine.evaluate.evaluation import read_evaluations
+from vitrefine.train.run import RunInfo
+
+DIAGNOSIS = "diagnosis.json"  # where `vitrefine diagnose RUN --out RUN/diagnosis.html` puts its numbers
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a figure is spoken of."""
+
+    words: str
+    unit: str
+    difference: str  # the unit of differences
+    decimals: int
+    of_machine: bool = False  # whether it says as much of the machine as of the model
+
+
+def _accuracy(words: str) -> Metric:
+    return Metric(words, "%", "points", 2)
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": _accuracy("top-1 accuracy"),
+    "top5": _accuracy("top-5 accuracy"),
+    "test_loss": Metric("test loss", "", "", 3),
+    "train_loss": Metric("training loss at the end", "", "", 3),
+    "images_per_s": Metric("training speed", "images/s", "images/s", 0, of_machine=True),
+    "peak_memory_mib": Metric("peak memory in training", "MiB", "MiB", 0, of_machine=True),
+    "entropy": Metric("entropy of attention, mean of layers", "nats", "nats", 3),
+    "class_entropy": Metric("entropy of the class token's attention, mean of layers", "nats", "nats", 3),
+    "distance": Metric("relative distance of attention, mean of layers", "", "", 4),
+    "map_similarity": Metric("cosine of two heads' maps, as they meet the values", "", "", 3),
+    "token_similarity": Metric("cosine of two tokens, mean of layers", "", "", 3),
+    "evolution": Metric("feature evolution, mean of blocks", "", "", 3),
+    "broadcast_mean_rise": Metric("mean scale of CB_S, upper half less lower half", "", "", 4),
+    "broadcast_ratio_rise": Metric("evenness of CB_S's scales, upper half less lower half", "", "", 4),
+    "occlusion": _accuracy("accuracy with the centre black"),
+    "fgsm-1": _accuracy("accuracy under FGSM, ε = 1/255"),
+    "shot-noise": _accuracy("accuracy under shot noise"),
+    "noise-5": _accuracy("accuracy under Gaussian noise, σ = 5"),
+    "noise-10": _accuracy("accuracy under Gaussian noise, σ = 10"),
+    "blur-1": _accuracy("accuracy under blur, σ = 1"),
+    "blur-2": _accuracy("accuracy under blur, σ = 2"),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures by metric, and which other commands than training they took, as their words after `vitrefine`."""
+
+    values: dict[str, float]
+    commands: tuple[tuple[str, ...], ...]
+
+
+def measure(run: RunInfo) -> Measured:
+    """All that a run's folder tells of it."""
+    values: dict[str, float] = dict(_trained(run))
+    commands: list[tuple[str, ...]] = []
+    if run.result:
+        if found := dict(_robustness(run)):
+            values |= found
+            commands.append(("evaluate", "RUN", "--suite", "robustness"))
+        if diagnosis := _diagnosis(run.folder):
+            values |= dict(_attention(diagnosis.get("profiles", {})))
+            images = str(diagnosis.get("images"))
+            commands.append(("diagnose", "RUN", "--data", "DATA", "--images", images, "--out", "RUN/diagnosis.html"))
+    return Measured(values, tuple(commands))
+
+
+def _trained(run: RunInfo) -> Iterator[tuple[str, float]]:
+    result = run.result
+    if result is None:
+        return
+    yield "accuracy", result.top1
+    yield "top5", result.top5
+    yield "test_loss", result.test_loss
+    yield "images_per_s", result.images_per_s
+    if result.peak_memory_mib is not None:
+        yield "peak_memory_mib", result.peak_memory_mib
+    epochs = run.metrics("epoch")
+    if epochs and isinstance(epochs[-1].get("train_loss"), int | float):
+        yield "train_loss", epochs[-1]["train_loss"]
+
+
+def _robustness(run: RunInfo) -> Iterator[tuple[str, float]]:
+    """From the evaluations on the whole of the run's own test images."""
+    assert run.result is not None
+    for evaluation in read_evaluations(run.folder):
+        if (evaluation.get("data"), evaluation.get("images")) == (run.data, run.result.test_images):
+            for outcome in evaluation.get("robustness") or []:
+                if outcome["name"] in METRICS:
+                    yield outcome["name"], outcome["accuracy"]["value"]
+
+
+def _diagnosis(folder: Path) -> dict[str, Any] | None:
+    path = folder / DIAGNOSIS
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())["diagnoses"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no diagnosis; delete it, or run vitrefine diagnose again") from error
+    if len(found) != 1:
+        raise UserError(f"{path} is of {len(found)} models; diagnose {folder} alone")
+    return dict(found[0])
+
+
+def _attention(profiles: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[str, float]]:
+    means = {
+        key: [row["mean"] for row in rows if row["head"] == "all" and row["mean"] is not None]
+        for key, rows in profiles.items()
+    }
+    means = {key: values for key, values in means.items() if values}
+    for key in ("entropy", "class_entropy", "distance", "token_similarity", "evolution"):
+        if key in means:
+            yield key, _mean(means[key])
+    maps = means.get("refined_head_similarity") or means.get("head_similarity")
+    if maps:
+        yield "map_similarity", _mean(maps)
+    for key in ("broadcast_mean", "broadcast_ratio"):
+        if len(values := means.get(key, [])) > 1:
+            half = len(values) // 2
+            yield f"{key}_rise", _mean(values[-half:]) - _mean(values[:half])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
