@@ -2,10 +2,11 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -76,7 +77,14 @@ def test_alone_then_sharded_then_alone(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(both, (port, str(tmp_path)), nprocs=2)
+    # Processes that run this file: one that multiprocessing made would have to import it, which is in no package.
+    commands = [[sys.executable, __file__, str(rank), str(port), str(tmp_path)] for rank in range(2)]
+    processes = [subprocess.Popen(command) for command in commands]
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
     again = make(sharded=False)
     saved = torch.load(tmp_path / "both", weights_only=True)
     assert len(saved["generators"]) == 2
@@ -84,3 +92,7 @@ def test_alone_then_sharded_then_alone(tmp_path):
     assert again.progress.step == 6
     losses = [*torch.load(tmp_path / "losses", weights_only=True), *go(again, 3)]
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
+
+
+if __name__ == "__main__":
+    both(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
