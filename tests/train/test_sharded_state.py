@@ -1,7 +1,5 @@
 """A state of weights in shards (FSDP2, two gloo processes) is the state of the whole, and continues as that."""
 
-import os
-import socket
 import subprocess
 import sys
 
@@ -55,10 +53,9 @@ def go(state: State, steps: int) -> list[float]:
     return losses
 
 
-def both(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def both(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     state = make(sharded=True)
     state.restore(torch.load(f"{folder}/alone", weights_only=True))
     losses = go(state, 3)
@@ -74,11 +71,8 @@ def test_alone_then_sharded_then_alone(tmp_path):
     go(state, 3)
     torch.save(state.snapshot(), tmp_path / "alone")
     expected = go(state, 6)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # Processes that run this file: one that multiprocessing made would have to import it, which is in no package.
-    commands = [[sys.executable, __file__, str(rank), str(port), str(tmp_path)] for rank in range(2)]
+    commands = [[sys.executable, __file__, str(rank), str(tmp_path)] for rank in range(2)]
     processes = [subprocess.Popen(command) for command in commands]
     try:
         assert [process.wait(timeout=120) for process in processes] == [0, 0]
@@ -95,4 +89,4 @@ def test_alone_then_sharded_then_alone(tmp_path):
 
 
 if __name__ == "__main__":
-    both(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    both(int(sys.argv[1]), sys.argv[2])
