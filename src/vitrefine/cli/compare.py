@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrefine.cli.options import Data, RecipeName, Settings
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,18 +24,10 @@ def compare(
     specs: Annotated[
         Strings, typer.Argument(metavar="SPEC", help="Models, or +MODIFICATION: a leading + continues the first one.")
     ],
-    data: Annotated[
-        str,
-        typer.Option(metavar="DATA", help="digits, cifar100:PATH, folder:PATH, wds:SHARDS, hf:NAME, imagenet:PATH."),
-    ] = "digits",
-    recipe: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="A shipped recipe or a YAML file; by the data if left out.")
-    ] = None,
+    data: Data = "digits",
+    recipe: RecipeName = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often each is trained, with seeds from 0 on.")] = 3,
-    settings: Annotated[
-        Strings | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe: optim.lr=1e-3."),
-    ] = None,
+    settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For runs and page; runs/compare-… if left out.")
     ] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrefine.cli.options import Data, RecipeName, Settings
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,17 +18,9 @@ Strings = list[str]
 
 def train(
     spec: Annotated[str, typer.Argument(help="A model, with its modifications if any: vit_tiny_patch16_224+cb.")],
-    data: Annotated[
-        str,
-        typer.Option(metavar="DATA", help="digits, cifar100:PATH, folder:PATH, wds:SHARDS, hf:NAME, imagenet:PATH."),
-    ] = "digits",
-    recipe: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="A shipped recipe or a YAML file; by the data if left out.")
-    ] = None,
-    settings: Annotated[
-        Strings | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe: optim.lr=1e-3."),
-    ] = None,
+    data: Data = "digits",
+    recipe: RecipeName = None,
+    settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The run's folder; runs/<spec>-<data>-s<seed> if left out.")
     ] = None,

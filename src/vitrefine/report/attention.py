@@ -1,21 +1,18 @@
 """Where trained models look: entropies layer by layer, and maps over a handful of test images."""
 
-import base64
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from vitrefine.data.dataset import Batch, DataSet, Loader, Place
 from vitrefine.data.open import open_data
 from vitrefine.diagnose.attention import attention_entropy, attention_map
 from vitrefine.errors import UserError
 from vitrefine.report.entropies import LayerEntropy
+from vitrefine.report.pictures import data_uri, grey_photo, overlay
 from vitrefine.report.results import Arm, Group
 from vitrefine.surgery.checkpoint import load
 from vitrefine.train.fit import Size, fit
@@ -27,9 +24,6 @@ IMAGES = 6  # shown
 SAMPLE = 64  # over which entropies are taken
 _SEARCHED = 16  # batches in which different classes are looked for
 _LARGEST = 160  # pixels of a side of a picture in the page
-_GLOW = (255, 138, 0)  # over grey it is seen by everyone
-_OPAQUE = 0.82
-_SMOOTH = 48  # pixels of a map's side, at least
 _PARTS = ("images", "targets", "index")
 
 
@@ -158,18 +152,9 @@ def _cells(model: nn.Module, shown: Batch, classes: Sequence[str]) -> list[Cell]
     predicted = logits_of(model(shown.images)).argmax(dim=1).tolist()
     maps = attention_map(model, shown.images).float().cpu()
     return [
-        Cell(_overlay(heat), classes[guess], guess == truth)
+        Cell(overlay(heat), classes[guess], guess == truth)
         for heat, guess, truth in zip(maps, predicted, shown.targets.tolist(), strict=True)
     ]
-
-
-def _overlay(heat: Tensor) -> str:
-    # Browsers and printers each enlarge few pixels in their own way; many look alike everywhere.
-    heat = F.interpolate(heat[None, None], scale_factor=-(-_SMOOTH // min(heat.shape)), mode="bilinear")[0, 0]
-    pixels = torch.empty(*heat.shape, 4, dtype=torch.uint8)
-    pixels[..., :3] = torch.tensor(_GLOW, dtype=torch.uint8)
-    pixels[..., 3] = (heat.clamp(0, 1) * 255 * _OPAQUE).round().to(torch.uint8)
-    return _data_uri(Image.fromarray(pixels.numpy()), "PNG")
 
 
 def _pictures(shown: Batch, data: DataSet, cells: Mapping[int, Sequence[Cell]], name: str) -> list[Picture]:
@@ -177,24 +162,16 @@ def _pictures(shown: Batch, data: DataSet, cells: Mapping[int, Sequence[Cell]], 
     pictures = []
     for place in range(len(shown)):
         image = shown.images[place].cpu() * std + mean
-        # Grey, so that the one colour in the picture is where the model looks.
-        grey = (image.mean(dim=0).clamp(0, 1) * 255).round().to(torch.uint8)
-        photo = Image.fromarray(grey.numpy())
+        photo = grey_photo(image)
         photo.thumbnail((_LARGEST, _LARGEST))
         pictures.append(
             Picture(
                 f"{name}-photo-{place}",
                 int(shown.index[place]),
                 data.classes[int(shown.targets[place])],
-                _data_uri(photo, "PNG" if max(photo.size) <= 64 else "JPEG"),
+                data_uri(photo, "PNG" if max(photo.size) <= 64 else "JPEG"),
                 *photo.size,
                 {index: row[place] for index, row in cells.items()},
             )
         )
     return pictures
-
-
-def _data_uri(image: Image.Image, kind: str) -> str:
-    file = io.BytesIO()
-    image.save(file, format=kind, optimize=True)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitrefine.report import svg
@@ -22,3 +23,18 @@ class Chart:
 def finished(figure: Figure, name: str, title: str, description: str) -> Chart:
     """The chart of a figure that has been drawn, to be called within `svg.drawing`."""
     return Chart(name, title, description, svg.inline(figure, name, f"{name}-title {name}-description"))
+
+
+def ceiling(plot: Axes, text: str) -> None:
+    """A dashed line at 100 per cent, with its meaning above its right end."""
+    ink = svg.colour("muted")
+    plot.axhline(100, color=ink, linewidth=1.2, linestyle=(0, (4, 3)))
+    plot.annotate(
+        text,
+        (1, 100),
+        xycoords=plot.get_yaxis_transform(),
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha="right",
+        color=ink,
+    )

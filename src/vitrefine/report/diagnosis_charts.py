@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from vitrefine.diagnose.diagnosis import Diagnosis
 from vitrefine.diagnose.profile import Layer, Profile
 from vitrefine.report import svg, words
-from vitrefine.report.charts import THIRD, WIDE, Chart, finished
+from vitrefine.report.charts import THIRD, WIDE, Chart, ceiling, finished
 
 # What each chart says, and the words at its side.
 ABOUT = {
@@ -111,22 +111,12 @@ def _draw_after(plot: Axes, place: int, profile: Profile, layers: Sequence[Layer
 
 
 def _mark_bound(plot: Axes, text: str) -> None:
-    ink = svg.colour("muted")
     low, _ = plot.get_ylim()
     bottom = max(0.0, min(low, 90))
     plot.set_ylim(bottom, 102)
     plot.set_yticks([tick for tick in plot.get_yticks() if tick <= 100])
     plot.set_ylim(bottom, 102)
-    plot.axhline(100, color=ink, linewidth=1.2, linestyle=(0, (4, 3)))
-    plot.annotate(
-        text,
-        (1, 100),
-        xycoords=plot.get_yaxis_transform(),
-        xytext=(0, 5),
-        textcoords="offset points",
-        ha="right",
-        color=ink,
-    )
+    ceiling(plot, text)
 
 
 def matrices(diagnoses: Sequence[Diagnosis], names: Sequence[str]) -> list[Chart]:

@@ -1,12 +1,9 @@
 """Pictures of a diagnosis: where models look on images, what a query attends to, where merging reads."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from matplotlib import colormaps
 from PIL import Image
@@ -15,11 +12,9 @@ from torch import Tensor
 from vitrefine.diagnose.diagnosis import Diagnosis
 from vitrefine.diagnose.matrices import AttentionMatrices, shades
 from vitrefine.diagnose.offsets import sampling_picture
+from vitrefine.report.pictures import data_uri, grey_photo, overlay
 
 LARGEST = 176  # pixels of a side of a picture in the page
-SMOOTH = 48  # pixels of a map's side, at least
-GLOW = (255, 138, 0)  # over grey it is seen by everyone
-OPAQUE = 0.82
 CELL = 36  # pixels of a small map
 MOST_ROWS = 24  # layers of which small maps are shown
 MATRICES = 5  # layers whose maps are shown as matrices
@@ -36,7 +31,7 @@ def looks(examined: Sequence[tuple[Tensor, Mapping[str, Tensor]]], names: Sequen
         photo = _photo(picture)
         cells = [
             {
-                "overlay": _overlay(heat[number]),
+                "overlay": overlay(heat[number]),
                 "head": f"{name}: {what}" if len(names) > 1 else what,
                 "words": f"attention of {name} on image {number + 1}, {what}",
             }
@@ -44,27 +39,17 @@ def looks(examined: Sequence[tuple[Tensor, Mapping[str, Tensor]]], names: Sequen
             for what, heat in maps.items()
             if len(names) == 1 or what in PAIRED
         ]
-        rows.append({"name": f"look-{number}", "photo": _uri(photo, "JPEG"), "size": photo.size, "cells": cells})
+        rows.append({"name": f"look-{number}", "photo": data_uri(photo, "JPEG"), "size": photo.size, "cells": cells})
     return rows
 
 
 def _photo(picture: Tensor) -> Image.Image:
-    # Grey, so that the one colour in the picture is where the model looks.
-    grey = (picture.mean(dim=0).clamp(0, 1) * 255).round().to(torch.uint8)
-    photo = Image.fromarray(grey.cpu().numpy())
+    photo = grey_photo(picture)
     if max(photo.size) < 64:  # of tiny pictures the pixels are the picture
         factor = -(-64 // max(photo.size))
         photo = photo.resize((photo.width * factor, photo.height * factor), Image.Resampling.NEAREST)
     photo.thumbnail((LARGEST, LARGEST))
     return photo
-
-
-def _overlay(heat: Tensor) -> str:
-    heat = F.interpolate(heat[None, None], scale_factor=-(-SMOOTH // min(heat.shape)), mode="bilinear")[0, 0]
-    pixels = torch.empty(*heat.shape, 4, dtype=torch.uint8)
-    pixels[..., :3] = torch.tensor(GLOW, dtype=torch.uint8)
-    pixels[..., 3] = (heat.clamp(0, 1) * 255 * OPAQUE).round().to(torch.uint8)
-    return _uri(Image.fromarray(pixels.numpy()), "PNG")
 
 
 def query_strips(diagnoses: Sequence[Diagnosis]) -> list[dict[str, Any]]:
@@ -98,7 +83,7 @@ def map_matrices(matrices: AttentionMatrices) -> list[dict[str, Any]]:
 
 def _coloured(values: Tensor) -> str:
     pixels = (colormaps["magma"](values.numpy())[..., :3] * 255).round().astype(np.uint8)
-    return _uri(Image.fromarray(pixels).quantize(64), "PNG")
+    return data_uri(Image.fromarray(pixels).quantize(64), "PNG")
 
 
 def spectra(diagnoses: Sequence[Diagnosis]) -> list[dict[str, Any]]:
@@ -125,7 +110,7 @@ def _strip(maps: Sequence[Tensor], together: bool = False) -> str:
     pixels = np.concatenate(cells, axis=1)
     alpha = np.full((*pixels.shape[:2], 1), 255, dtype=np.uint8)
     alpha[:, [column for column in range(pixels.shape[1]) if column % (CELL + 3) >= CELL]] = 0
-    return _uri(Image.fromarray(np.concatenate([pixels, alpha], axis=2)), "PNG")
+    return data_uri(Image.fromarray(np.concatenate([pixels, alpha], axis=2)), "PNG")
 
 
 def merging_pictures(diagnosis: Diagnosis, pictures: Tensor) -> list[dict[str, Any]]:
@@ -149,11 +134,5 @@ def merging_pictures(diagnosis: Diagnosis, pictures: Tensor) -> list[dict[str, A
             ]
             for p in (points.tolist() for points in drawn.points)
         ]
-        found.append({"photo": _uri(photo, "JPEG"), "size": photo.size, "points": points})
+        found.append({"photo": data_uri(photo, "JPEG"), "size": photo.size, "points": points})
     return found
-
-
-def _uri(image: Image.Image, kind: str) -> str:
-    file = io.BytesIO()
-    image.save(file, format=kind, optimize=True)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from vitrefine.report import svg, words
-from vitrefine.report.charts import WIDE, Chart, finished
+from vitrefine.report.charts import WIDE, Chart, ceiling, finished
 from vitrefine.report.findings import short_names
 from vitrefine.report.results import Group
 
@@ -48,17 +48,7 @@ def entropies(name: str, group: Group, layers: Mapping[int, Sequence[LayerEntrop
         for place, (index, found) in enumerate(layers.items()):
             # Side by side, so that the ranges of two specs do not hide one another.
             _draw(plot, index, found, shift=0.5 * ((place + 0.5) / len(layers) - 0.5))
-        ink = svg.colour("muted")
-        plot.axhline(100, color=ink, linewidth=1.2, linestyle=(0, (4, 3)))
-        plot.annotate(
-            "uniform attention",
-            (1, 100),
-            xycoords=plot.get_yaxis_transform(),
-            xytext=(0, 5),
-            textcoords="offset points",
-            ha="right",
-            color=ink,
-        )
+        ceiling(plot, "uniform attention")
         least = min(min(layer.shares) for found in layers.values() for layer in found)
         bottom = max(0, 10 * math.floor(least / 10) - 10)
         plot.set_ylim(bottom, 100 + 0.02 * (100 - bottom))

@@ -10,16 +10,14 @@ family is known by name.
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from vitrefine.surgery.maps import layout_of
 from vitrefine.surgery.rehearsal import rehearse
-from vitrefine.surgery.watch import SUMS, tensors_in
+from vitrefine.surgery.watch import SUMS, ModuleMode, tensors_in
 
 SHAPES_ONLY = (torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, Tensor.new_zeros, Tensor.new_ones,
                Tensor.new_empty, Tensor.new_full, Tensor.new_tensor)  # fmt: skip
@@ -72,26 +70,17 @@ def _kind(item: Any) -> str:
     return "tensor" if isinstance(item, Tensor) else "none" if item is None else "other"
 
 
-class _Follow(TorchFunctionMode):
+class _Follow(ModuleMode):
     """Fills in a `Flow` while it is active."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__(model)
         self.model, self.flow, self._time = model, Flow(prefix_tokens=getattr(model, "num_prefix_tokens", 0)), 0
         self._running: list[tuple[str, list[Tensor]]] = []
-        self._hooks: list[Any] = []
-        for name, module in model.named_modules():
-            self._hooks.append(module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(partial(self._leave, name)))
 
     def __enter__(self) -> Flow:
         super().__enter__()
         return self.flow
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        for hook in self._hooks:
-            hook.remove()
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         given = list(tensors_in((args, kwargs)))

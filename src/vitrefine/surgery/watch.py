@@ -73,26 +73,37 @@ def _origins(tensors: list[Tensor]) -> list[frozenset[str]]:
     return [origin for tensor in tensors if (origin := getattr(tensor, ORIGIN, None)) is not None]
 
 
-class Watch(TorchFunctionMode):
-    """Writes down what happens while it is active."""
+class ModuleMode(TorchFunctionMode):
+    """Sees every function and, by `_enter` and `_leave`, every module of a model while it is active."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.visits: dict[str, Visit] = {}
-        self.attentions: dict[str, AttentionSite] = {}
-        self._running: list[str] = []
-        self._given: list[list[Tensor]] = []
         self._hooks: list[Any] = []
         for name, module in model.named_modules():
-            enter = partial(self._enter, name)
-            leave = partial(self._leave, name)
-            self._hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(leave))
+            self._hooks.append(module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(partial(self._leave, name)))
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         for hook in self._hooks:
             hook.remove()
+
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        raise NotImplementedError
+
+
+class Watch(ModuleMode):
+    """Writes down what happens while it is active."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.visits: dict[str, Visit] = {}
+        self.attentions: dict[str, AttentionSite] = {}
+        self._running: list[str] = []
+        self._given: list[list[Tensor]] = []
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         given = list(tensors_in((args, kwargs)))

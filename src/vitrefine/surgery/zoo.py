@@ -116,10 +116,10 @@ def markdown(zoo: Zoo) -> str:
         "",
         "## Not for these",
         "",
-        "They mix tokens by convolution or pooling only: there is no attention to",
+        "They mix tokens by convolution or pooling only: there is no attention to change, and nothing that "
+        "broadcasting would relieve.",
         "",
     ]
-    lines[-2] += " change, and nothing that broadcasting would relieve."
     excluded = [f"{row.family} (`{row.model}`)" for row in zoo.rows if row.excluded]
     return "\n".join([*lines, ", ".join(excluded) + ".", ""])
 
