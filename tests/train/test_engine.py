@@ -88,6 +88,16 @@ def test_the_model_that_is_saved_is_the_one_that_was_tested(done):
     assert result.top5 >= result.top1
 
 
+def test_tests_come_as_often_as_asked_and_after_the_last_epoch(small_job, tmp_path):
+    job = small_job(tmp_path / "run", "epochs=3", "test_epochs=2")
+    result = train(job)
+    lines = read_run(job.folder).metrics("epoch")
+    assert [line["epoch"] for line in lines if "top1" in line] == [2, 3]
+    assert lines[-1]["top1"] == result.top1
+    alone = train(small_job(tmp_path / "alone", "epochs=3", "test_epochs=null"))
+    assert (alone.correct, alone.test_loss) == (result.correct, result.test_loss)
+
+
 def test_a_finished_run_is_finished(done, small_job):
     job, result, _ = done
     again, notes = small_job(job.folder, *job.overrides, resume=True), Notes()

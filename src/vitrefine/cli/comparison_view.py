@@ -67,7 +67,9 @@ class ComparisonView:
     def on_epoch(self, line: "Line") -> None:
         assert self._start is not None
         epochs = self._start.epochs
-        self._figures |= {"epoch": f"epoch {line['epoch']}/{epochs}", "accuracy": f"test {line['top1']:.2f} %"}
+        self._figures |= {"epoch": f"epoch {line['epoch']}/{epochs}"}
+        if "top1" in line:
+            self._figures |= {"accuracy": f"test {line['top1']:.2f} %"}
         self._figures |= {"loss": f"loss {line['train_loss']:.3f}", "speed": f"{line['images_per_s']:,.0f} images/s"}
         self._advance(line["step"])
         if not self.console.is_terminal and line["epoch"] % (1 + epochs // _LINES) == 0:

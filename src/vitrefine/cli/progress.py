@@ -51,7 +51,9 @@ class TrainingView:
             self._say(f"step {line['step']}/{self._steps}  {self._shown()}  lr {line['lr']:.2e}")
 
     def on_epoch(self, line: "Line") -> None:
-        self._figures |= {"loss": f"loss {line['train_loss']:.3f}", "accuracy": f"test {line['top1']:.2f} %"}
+        self._figures |= {"loss": f"loss {line['train_loss']:.3f}"}
+        if "top1" in line:
+            self._figures |= {"accuracy": f"test {line['top1']:.2f} %"}
         self._figures |= {"speed": f"{line['images_per_s']:,.0f} images/s"}
         self._advance(line)
         if not self.live:

@@ -39,7 +39,7 @@ def runs(
 
 def _row(run: "RunInfo") -> dict[str, Any]:
     epochs = run.metrics("epoch")
-    last = epochs[-1] if epochs else {}
+    last = next((line for line in reversed(epochs) if "top1" in line), {})
     result = dataclasses.asdict(run.result) if run.result else {}
     result.pop("correct", None)  # a bit for each test image is for programs that read the file
     row = {"folder": str(run.folder), **run.about, "status": run.status, "epochs_done": len(epochs)}

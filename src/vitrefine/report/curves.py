@@ -47,16 +47,18 @@ def curves(name: str, group: Group) -> list[Chart]:
 def _chart(name: str, group: Group, quantity: Quantity) -> Chart | None:
     ends: dict[str, float] = {}
     settled: list[float] = []
+    longest = 0
     names = short_names(group)
     with svg.drawing(name, THIRD, 260) as figure:
         plot = svg.axes(figure, left=52, bottom=44, right=8, top=8)
         for index, arm in enumerate(group.arms):
             whole, broken = _lines(arm, quantity.key)
+            longest = max(longest, *map(len, whole + broken), 0)
             settled += [value for line in whole + broken for epoch, value in line.items() if epoch > _RISE * max(line)]
             end = _draw(plot, index, whole, broken)
             if end is not None:
                 ends[names[arm.label]] = end
-        if not settled:
+        if longest < 2:  # nothing was measured, or at the end alone, which the tables tell
             return None
         # What the first epochs gain would leave little room to tell the last ones apart.
         low, high = min(settled), max(settled)

@@ -94,7 +94,7 @@ class Watcher(Protocol):
         """A line of the log: step, epoch, loss, lr, images_per_s."""
 
     def on_epoch(self, line: Line) -> None:
-        """An epoch is done: epoch, train_loss, test_loss, top1, top5, images_per_s, seconds, memory_mib."""
+        """An epoch is done: epoch, train_loss, images_per_s, seconds, memory_mib; if tested, test_loss, top1, top5."""
 
     def on_note(self, sentence: str) -> None:
         """Something that a person should know."""

@@ -67,9 +67,13 @@ class Loop:
         progress, tested = self.state.progress, None
         while progress.epoch < self.recipe.epochs:
             train_loss = self._train_epoch()
-            tested = self._test()
+            tested = self._test() if self._is_tested(progress.epoch + 1) else None
             self._end_epoch(train_loss, tested)
         return tested or self._test()
+
+    def _is_tested(self, epoch: int) -> bool:
+        every = self.recipe.test_epochs
+        return epoch == self.recipe.epochs or (every is not None and epoch % every == 0)
 
     def _train_epoch(self) -> float:
         progress, updates = self.state.progress, self.setup.updates_per_epoch
@@ -151,12 +155,14 @@ class Loop:
         )
         return tested or self._stop()
 
-    def _end_epoch(self, train_loss: float, tested: Evaluation) -> None:
+    def _end_epoch(self, train_loss: float, tested: Evaluation | None) -> None:
         state, progress = self.state, self.state.progress
         progress.epoch, progress.batch = progress.epoch + 1, 0
         state.sums[1] = 0
         line = {"kind": "epoch", "epoch": progress.epoch, "step": progress.step, "train_loss": train_loss}
-        line |= {"test_loss": tested.loss, "top1": tested.top1, "top5": tested.top5, "lr": self.lr}
+        if tested:
+            line |= {"test_loss": tested.loss, "top1": tested.top1, "top5": tested.top5}
+        line |= {"lr": self.lr}
         line |= self._clock.epoch_figures(self.recipe.batch) | {"memory_mib": peak_memory(self.accelerator)}
         skipped = self.setup.train_loader.skipped + self.setup.test_loader.skipped
         self._emit(line | ({"skipped": dict(skipped)} if skipped else {}))

@@ -39,9 +39,11 @@ class Recipe(Group):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """`auto`: bf16 where the device computes in it fast, else fp32."""
     compile: Literal[True, False, "auto"] = "auto"
-    """`auto`: on a GPU."""
+    """`auto`: on a GPU, and as CUDA graphs where there is one process and one step an update."""
     deterministic: bool = False
     """Only kernels that give the same bits each time."""
+    test_epochs: Count | None = 1
+    """Test every so many epochs, and after the last; null: after the last alone."""
     checkpoint_epochs: Count = 1
     """A checkpoint every so many epochs,"""
     checkpoint_steps: Count | None = None

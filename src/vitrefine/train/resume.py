@@ -12,6 +12,7 @@ FREE = frozenset(
     {
         "accumulate",
         "compile",
+        "test_epochs",
         "checkpoint_epochs",
         "checkpoint_steps",
         "keep_checkpoints",
