@@ -17,9 +17,9 @@ Outcome = dict[str, Any]
 def stages() -> Callable[..., list[Outcome]]:
     """Do stages of training one after the other, as worker.py describes them; what became of each."""
 
-    def run(*stages: dict[str, Any]) -> list[Outcome]:
+    def run(*stages: dict[str, Any], cpu: bool = True) -> list[Outcome]:
         command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(stages, default=str)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": str(cpu).lower()}
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
         assert done.returncode == 0, done.stderr
         outcomes: list[Outcome] = json.loads(done.stdout.splitlines()[-1])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -16,6 +17,8 @@ KILLED = [-signal.SIGKILL]
 STEPS = (2, 10, 24, 34)  # of 44, and far enough apart for each to be reached after the accident before
 # Drop path and dropout, so that the generators count; a running mean; accumulation.
 OVERRIDES = ["model.drop_path=0.2", "model.drop=0.1", "model.ema=0.9", "accumulate=2", "checkpoint_steps=3"]
+
+GPU_OVERRIDES = [*(each for each in OVERRIDES if each != "accumulate=2"), "deterministic=true"]
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -55,6 +58,18 @@ def test_a_killed_run_resumes_to_the_same_bits(stages, whole, tmp_path):
     assert [outcome["codes"] for outcome in killed] == [KILLED] * len(accidents), (accidents, killed)
     assert last["codes"] == [0], last
     assert_same(tmp_path / "run", whole, accidents)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("how", ["compile=auto", "compile=true", "compile=false"])
+def test_a_killed_run_resumes_to_the_same_bits_on_a_gpu(how, stages, tmp_path):
+    """With deterministic kernels: as CUDA graphs, compiled, and plain."""
+    once, again = ({"folder": tmp_path / name, "overrides": [*GPU_OVERRIDES, how], "resume": True} for name in "ab")
+    accidents = [{"kill_at": 7}, {"kill_at": 20, "kill_delay": 0.02}]
+    calm, *killed, last = stages(once, *[again | accident for accident in accidents], again, cpu=False)
+    assert [outcome["codes"] for outcome in killed] == [KILLED] * len(accidents), killed
+    assert calm["codes"] == last["codes"] == [0], (calm, last)
+    assert_same(tmp_path / "b", tmp_path / "a", accidents)
 
 
 def test_a_run_that_was_stopped_continues(stages, whole, tmp_path):

@@ -38,7 +38,7 @@ class TrainingView:
 
     def on_start(self, start: "Start") -> None:
         self._start, self._figures = start, {}
-        length = f"{start.epochs} epochs of {start.updates_per_epoch} updates"
+        length = f"{start.epochs} {'epoch' if start.epochs == 1 else 'epochs'} of {start.updates_per_epoch} updates"
         self._say(f"{start.spec} on {start.data}: {length}, {_where(start)}; writing to {start.folder}")
         if self.live:
             fields: dict[str, Any] = {"epoch": f"1/{start.epochs}", "figures": ""}
