@@ -87,9 +87,29 @@ def test_more_seeds_later_and_a_run_that_fails(
     assert "2 of 7 runs have not finished; the figures are from the other 5." in page  # the foreign one is seen, too
 
 
-def test_interrupted(tmp_path: Path) -> None:
+def test_two_at_a_time(compared: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """They come to the same bits as one after the other; one that fails takes nothing with it."""
+    (tmp_path / "out" / "cb-s1").mkdir(parents=True)
+    shutil.copy(compared[0] / "compare.json", tmp_path / "out")
+    shutil.copytree(compared[0] / "cb-s0", tmp_path / "out" / "cb-s1", dirs_exist_ok=True)
+    (tmp_path / "out" / "cb-s1" / "result.json").unlink()
+    args = ("compare", BASE, "+cb", *QUICK, "--seeds", "2", "--jobs", "2", "--out", "out", "--resume")
+    result = run(*args, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "+cb, seed 1 failed: out/cb-s1 holds another run: its seed is 0, not 1" in result.stderr
+    assert "1 of 4 runs failed; try again with: vitrefine compare" in result.stdout
+    assert "--seeds 2 --jobs 2 --out out --resume" in result.stdout
+    for path in compared[0].glob("*-s0/result.json"):
+        same = json.loads((tmp_path / "out" / path.parent.name / "result.json").read_text())
+        assert {"correct": same["correct"], "test_loss": same["test_loss"]}.items() <= json.loads(
+            path.read_text()
+        ).items()
+
+
+@pytest.mark.parametrize("jobs", [[], ["--jobs", "2"]])
+def test_interrupted(jobs: list[str], tmp_path: Path) -> None:
     """Ctrl-C leaves a folder that goes on with the command it says."""
-    args = ["compare", BASE, "+cb", *QUICK, "--set", "epochs=40", "--seeds", "1", "--out", "out"]
+    args = ["compare", BASE, "+cb", *QUICK, "--set", "epochs=40", "--seeds", "1", *jobs, "--out", "out"]
     with subprocess.Popen(
         [*MAIN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
     ) as process:
@@ -105,7 +125,7 @@ def test_interrupted(tmp_path: Path) -> None:
     report = run("report", "out", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     assert "was stopped, after" in report.stdout
-    assert "+cb, seed 0: has not begun." in report.stdout
+    assert "+cb, seed 0: has not begun." in report.stdout or jobs
 
 
 def _spelt_out(args: list[str]) -> list[str]:

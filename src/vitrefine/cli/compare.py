@@ -28,6 +28,9 @@ def compare(
     recipe: RecipeName = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often each is trained, with seeds from 0 on.")] = 3,
     settings: Settings = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at a time; small models share a GPU well, but then share its speed, too.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For runs and page; runs/compare-… if left out.")
     ] = None,
@@ -53,6 +56,8 @@ def compare(
     from vitrefine.train.job import Job
     from vitrefine.train.recipe import dump_recipe, load_recipe
 
+    if jobs > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError(f"--jobs {jobs} and a launcher with several processes do not go together; leave out one")
     names = read_specs(specs)
     recipe_name, overrides = recipe or default_recipe(data), tuple(settings or ())
     loaded = load_recipe(recipe_name, overrides)
@@ -62,7 +67,7 @@ def compare(
         out = RUNS / f"compare-{usual}-{short_hash(*names, data, text)}"
     command = ["vitrefine", "compare", *specs, "--data", data, "--recipe", recipe_name]
     command += [word for setting in overrides for word in ("--set", setting)]
-    command += ["--seeds", str(seeds), "--out", str(out)]
+    command += ["--seeds", str(seeds), *(["--jobs", str(jobs)] if jobs > 1 else []), "--out", str(out)]
     plan = Plan(names, seeds, data, recipe_name, text, shlex.join(command))
     if _is_main():
         check_folder(out, plan, resume)
@@ -83,7 +88,7 @@ def compare(
             overrides=overrides,
         )
 
-    errors = _train(plan, job)
+    errors = _train(plan, job, jobs)
     if _is_main():
         _conclude(plan, out, errors)
     if errors:
@@ -102,7 +107,7 @@ def _make_folder(folder: Path) -> None:
         raise UserError(f"{folder} cannot be made a folder: {error.strerror}; choose another with --out") from error
 
 
-def _train(plan: "Plan", job: "Callable[[str, int], Job]") -> Errors:
+def _train(plan: "Plan", job: "Callable[[str, int], Job]", at_once: int) -> Errors:
     """Train what is not finished yet; why some could not be."""
     from accelerate import PartialState
 
@@ -110,6 +115,7 @@ def _train(plan: "Plan", job: "Callable[[str, int], Job]") -> Errors:
     from vitrefine.report.results import label, shortened
     from vitrefine.train.engine import train
     from vitrefine.train.job import Stopped
+    from vitrefine.train.together import train_together
 
     jobs = [job(spec, seed) for seed, spec in plan.runs()]
     left = [each for each in jobs if not _is_finished(each.folder)]
@@ -117,23 +123,25 @@ def _train(plan: "Plan", job: "Callable[[str, int], Job]") -> Errors:
     short = dict(zip(plan.specs, shortened(labels).values(), strict=True))
     names = {each.folder: f"{short[each.spec]}, seed {each.seed}" for each in jobs}
     errors: Errors = {}
-    goes_on = f"{plan.command} --resume"
+
+    def failed(one: "Job", why: str) -> None:
+        errors[one.spec, one.seed] = why
+        view.failed(one.folder, why)
+
     try:
         with ComparisonView(names, done=len(jobs) - len(left)) as view:
-            for each in left:
-                try:
-                    train(each, watch=view)
-                except Exception as error:  # one run that fails must not take the others with it
-                    errors[each.spec, each.seed] = str(error) or repr(error)
-                    view.on_note(f"{names[each.folder]} failed: {errors[each.spec, each.seed]}")
-                    view.passed()
-    except Stopped:
+            if at_once > 1:
+                train_together(left, at_once, lambda one: view.of(one.folder), failed, view.on_note)
+            else:
+                for each in left:
+                    try:
+                        train(each, watch=view.of(each.folder))
+                    except Exception as error:  # one run that fails must not take the others with it
+                        failed(each, str(error) or repr(error))
+    except (Stopped, KeyboardInterrupt) as end:
         if _is_main():
-            typer.echo(f"stopped; go on with: {goes_on}")
-        raise
-    except KeyboardInterrupt:
-        if _is_main():
-            typer.echo(f"interrupted; go on with: {goes_on}")
+            how = "stopped" if isinstance(end, Stopped) else "interrupted"
+            typer.echo(f"{how}; go on with: {plan.command} --resume")
         raise
     finally:
         PartialState().destroy_process_group()

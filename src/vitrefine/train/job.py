@@ -120,8 +120,12 @@ silent = Silent()
 
 
 class Stopped(SystemExit):
-    """A run was asked to stop (SIGTERM or Ctrl-C) and left a checkpoint; unless caught, the process ends with 0."""
+    """What was asked to stop (SIGTERM or Ctrl-C) left a checkpoint; unless caught, the process ends with 0.
 
-    def __init__(self, folder: Path, step: int) -> None:
+    Args:
+        step: The last of the run, if it was one run.
+    """
+
+    def __init__(self, step: int | None = None) -> None:
         super().__init__(0)
-        self.folder, self.step = folder, step
+        self.step = step

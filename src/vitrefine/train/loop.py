@@ -190,7 +190,7 @@ class Loop:
 
     def _stop(self) -> NoReturn:
         self._checkpoint()
-        raise Stopped(self.setup.job.folder, self.state.progress.step)
+        raise Stopped(self.state.progress.step)
 
     def _emit(self, line: Line) -> None:
         on_main(self.accelerator, lambda: self.outputs.metrics.add(line))
