@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.ops import deform_conv2d
 
 from vitrefine.ops.deformable_merge import deformable_merge, sample_points
-from vitrefine.ops.kernels.deformable_merge import deformable_merge_triton
+from vitrefine.ops.kernels.deformable_merge_op import deformable_merge_triton
 
 SHAPES = ((96, 56, 192), (192, 28, 384), (384, 14, 768))
 

@@ -25,7 +25,7 @@ runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by te
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
 if ON_GPU or INTERPRETED:
-    from vitrefine.ops.kernels.deformable_merge import deformable_merge_triton
+    from vitrefine.ops.kernels.deformable_merge_op import deformable_merge_triton
 
 
 @pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")

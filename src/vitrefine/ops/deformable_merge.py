@@ -133,7 +133,7 @@ def deformable_merge(
     if impl == "auto":
         impl = "triton" if groups == 1 and _kernels_apply(x, offset, weight) else "reference"
     if impl == "triton":
-        from vitrefine.ops.kernels.deformable_merge import deformable_merge_triton
+        from vitrefine.ops.kernels.deformable_merge_op import deformable_merge_triton
 
         return deformable_merge_triton(x, offset, weight, bias, stride=stride, padding=padding, dilation=dilation)
     kernel_size = (weight.shape[2], weight.shape[3])

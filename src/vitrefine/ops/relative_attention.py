@@ -70,7 +70,7 @@ def relative_attention(
         worth_it = q.shape[2] >= FEWEST_TOKENS or pairs >= FEWEST_PAIRS
         impl = "triton" if served and worth_it and runs_kernels(q, AMPERE) else "reference"
     if impl == "triton":
-        from vitrefine.ops.kernels.relative_attention import relative_attention_triton
+        from vitrefine.ops.kernels.relative_attention_op import relative_attention_triton
 
         return relative_attention_triton(q, k, v, table, width, scale=scale)
     bias = spread_table(table, grid).to(q.dtype)[None]

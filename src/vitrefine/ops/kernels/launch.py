@@ -5,7 +5,7 @@ operator (shapes, strides, types, alignment), so one look at those finds all com
 """
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -78,7 +78,7 @@ class Launcher:
         settings: Whatever else, beside the tensors, decides about constants of the kernels.
     """
 
-    def __init__(self, operator: str, tensors: list[Tensor | None], *settings: Hashable) -> None:
+    def __init__(self, operator: str, tensors: Sequence[Tensor | None], *settings: Hashable) -> None:
         self.compiled = _COMPILED.setdefault((operator, *map(kind, tensors), settings), {})
 
     def bind(

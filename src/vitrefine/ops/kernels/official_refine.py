@@ -4,7 +4,7 @@ The 3×3 convolution reads the expanded maps of nine neighbours. They are expand
 costs nine small products a tile and saves every exchange between threads.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from torch import Tensor
 from vitrefine.ops.aligned_maps import empty_maps
 from vitrefine.ops.choice import HALF, computes_in
 from vitrefine.ops.kernels.launch import on_its_device
+from vitrefine.ops.kernels.shapes import cdiv, padded, rows_contiguous
 
 if TYPE_CHECKING:
     from vitrefine.ops.official_refine import OfficialMix
@@ -81,15 +82,15 @@ def _refine(
     residual: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    maps = maps if maps.stride(-1) == 1 else maps.contiguous()
+    maps = rows_contiguous(maps)
     batch, n_heads, n_rows, n_columns = maps.shape
     n_hidden = local.shape[0]
-    heads, hidden = (max(16, triton.next_power_of_2(n)) for n in (n_heads, n_hidden))
+    heads, hidden = padded(n_heads), padded(n_hidden)
 
     def fill(shape: tuple[int, ...], values: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
-        padded = values.new_zeros(shape, dtype=kind)
-        padded[tuple(slice(n) for n in values.shape)] = values
-        return padded
+        filled = values.new_zeros(shape, dtype=kind)
+        filled[tuple(slice(n) for n in values.shape)] = values
+        return filled
 
     if expand is None or expand_bias is None:
         expand, expand_bias = torch.eye(n_hidden, device=maps.device), local_bias
@@ -98,7 +99,7 @@ def _refine(
         given = True
     out = empty_maps(maps.new_empty(0, dtype=dtype), *maps.shape)
     rows, columns, warps = TILE
-    refine_kernel[(triton.cdiv(n_rows, rows) * triton.cdiv(n_columns, columns), batch)](
+    refine_kernel[(cdiv(n_rows, rows) * cdiv(n_columns, columns), batch)](
         maps,
         fill((hidden, heads), expand, dtype),
         fill((hidden,), expand_bias),
@@ -125,18 +126,8 @@ def _refine(
 
 
 @_refine.register_fake
-def _(
-    maps: Tensor,
-    expand: Tensor | None,
-    expand_bias: Tensor | None,
-    local: Tensor,
-    local_bias: Tensor,
-    reduce: Tensor,
-    reduce_bias: Tensor,
-    residual: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    return empty_maps(maps.new_empty(0, dtype=dtype), *maps.shape)
+def _(maps: Tensor, *others: Any) -> Tensor:
+    return empty_maps(maps.new_empty(0, dtype=others[-1]), *maps.shape)
 
 
 def official_refine_triton(maps: Tensor, mix: "OfficialMix") -> Tensor:

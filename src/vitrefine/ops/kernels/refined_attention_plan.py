@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from vitrefine.ops.kernels.shapes import cdiv, padded
+
 
 class Tile(NamedTuple):
     """What one program of a kernel works on, and with how many warps and pipeline stages."""
@@ -88,22 +90,16 @@ class Chunk(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Maps of one image in scratch memory, with their border of zeros."""
+    """Maps of a chunk's images in scratch memory, each with its border of zeros."""
 
+    images: int
     rows: int
     width: int
     heads: int
 
-
-# Triton's own two functions are also its language's, and cost microseconds each outside of a kernel.
-def cdiv(amount: int, by: int) -> int:
-    """Quotient, rounded up."""
-    return -(-amount // by)
-
-
-def padded(amount: int) -> int:
-    """The next power of two, 16 at least: what a matrix product takes."""
-    return max(16, 1 << (amount - 1).bit_length())
+    def values(self) -> int:
+        """How many it holds."""
+        return self.images * self.rows * self.width * self.heads
 
 
 def span(size: int, heads: int) -> int:
@@ -111,18 +107,18 @@ def span(size: int, heads: int) -> int:
     return padded((size + 1) * heads)
 
 
-def buffer(n_rows: int, n_keys: int, size: int, heads: int) -> Buffer:
+def buffer(images: int, n_rows: int, n_keys: int, size: int, heads: int) -> Buffer:
     """Rows and columns in pairs, and the whole window of the last pair inside."""
     across = span(size, heads) // heads
-    return Buffer((n_rows + 1) // 2 * 2 + size - 1, (n_keys + 1) // 2 * 2 + across - 2, heads)
+    return Buffer(images, (n_rows + 1) // 2 * 2 + size - 1, (n_keys + 1) // 2 * 2 + across - 2, heads)
 
 
-def windows(maps: torch.Tensor, images: int, of: Buffer, n_keys: int, size: int, tile: Tile) -> TensorDescriptor:
+def windows(maps: torch.Tensor, of: Buffer, n_keys: int, size: int, tile: Tile) -> TensorDescriptor:
     """The overlapping windows of a buffer, (row pairs, 2, column pairs, SPAN), read in such tiles."""
     reach = span(size, of.heads)
     return TensorDescriptor(
         maps,
-        shape=[images * of.rows // 2, 2, (n_keys + 1) // 2, reach],
+        shape=[of.images * of.rows // 2, 2, (n_keys + 1) // 2, reach],
         strides=[2 * of.width * of.heads, of.width * of.heads, 2 * of.heads, 1],
         block_shape=[tile.rows // 2, 1, tile.keys // 2, reach],
     )
@@ -156,7 +152,7 @@ def chunks(
         least: Bytes that may be taken at any rate.
     """
     resident = MULTIPROCESSORS * (8 // tile.warps)
-    whole = buffer(n_queries, n_keys, size, heads)
+    whole = buffer(1, n_queries, n_keys, size, heads)
     row_bytes = whole.width * heads * item
     budget = int(min(max(LEAST_BYTES, least, MULTIPROCESSORS * 32 * row_bytes), MOST_BYTES))
     most = min(batch, budget // (row_bytes * whole.rows))
