@@ -14,7 +14,8 @@ def diagnose(
         str | None, typer.Argument(metavar="SECOND", help="Another, to be put beside it; +MOD continues the first.")
     ] = None,
     data: Annotated[
-        str, typer.Option(metavar="DATA", help="As for train, or a plain folder of images.", show_default=False)
+        str,
+        typer.Option("--data", metavar="DATA", help="As for train, or a plain folder of images.", show_default=False),
     ] = "",
     images: Annotated[int, typer.Option(min=1, help="How many to look at; ten batches of 32 are the Refiner's.")] = 320,
     out: Annotated[Path, typer.Option(metavar="PAGE.html", help="The page.")] = Path("diagnosis.html"),

@@ -23,11 +23,14 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="DATA", help="As in `train`, or imagenet-v2:PATH, imagenet-a:PATH; a run's own if left out."
+            "--data",
+            metavar="DATA",
+            help="As in `train`, or imagenet-v2:PATH, imagenet-a:PATH; a run's own if left out.",
         ),
     ] = None,
     suite: Annotated[
-        Strings | None, typer.Option(metavar="SUITE", help="accuracy, robustness, rfc, speed or all; may be repeated.")
+        Strings | None,
+        typer.Option("--suite", metavar="SUITE", help="accuracy, robustness, rfc, speed or all; may be repeated."),
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Test on N images at most, drawn at random.")] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Take the published weights of a spec.")] = False,

@@ -4,9 +4,12 @@ from typing import Annotated
 
 import typer
 
+# Its name is spelt out where its metavar is the same: some versions of typer would take that for the name.
 Data = Annotated[
     str,
-    typer.Option(metavar="DATA", help="digits, cifar100:PATH, folder:PATH, wds:SHARDS, hf:NAME, imagenet:PATH."),
+    typer.Option(
+        "--data", metavar="DATA", help="digits, cifar100:PATH, folder:PATH, wds:SHARDS, hf:NAME, imagenet:PATH."
+    ),
 ]
 RecipeName = Annotated[
     str | None, typer.Option(metavar="NAME|FILE", help="A shipped recipe or a YAML file; by the data if left out.")
