@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from vitrefine.diagnose.cka import MinibatchCka, evolution, gram, hsic, linear_cka, unbiased_hsic
+from vitrefine.diagnose.cka import MinibatchCka, evolution, hsic, linear_cka, unbiased_hsic
 from vitrefine.errors import UserError
+from vitrefine.ops.token_statistics import centred_gram as gram
 
 
 def features(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -57,12 +58,13 @@ def test_hsic_against_loops() -> None:
                     if len({i, j, q, r}) == 4:
                         total += float(k[i, j] * (l[i, j] + l[q, r] - 2 * l[i, q]))
                         count += 1
-    assert unbiased_hsic(k, l).item() == pytest.approx(total / count, abs=1e-12)
+    assert unbiased_hsic(torch.stack([k, l]))[0, 1].item() == pytest.approx(total / count, abs=1e-12)
     # Centred features have the same.
-    torch.testing.assert_close(unbiased_hsic(gram(one), gram(other)), unbiased_hsic(k, l))
+    centred = torch.stack([gram(one), gram(other)])
+    torch.testing.assert_close(unbiased_hsic(centred), unbiased_hsic(torch.stack([k, l])))
     torch.testing.assert_close(hsic(gram(one), gram(other)), hsic(k, l))
     with pytest.raises(UserError, match="3 images are too few"):
-        unbiased_hsic(k[:3, :3], l[:3, :3])
+        unbiased_hsic(torch.stack([k, l])[:, :3, :3])
 
 
 def test_minibatches_average_before_they_divide() -> None:
@@ -71,10 +73,8 @@ def test_minibatches_average_before_they_divide() -> None:
     for some in torch.arange(24).split(8):
         cka.update([gram(x[some]), gram(y[some])])
     found = cka.compute()
-    sums = [
-        [sum(unbiased_hsic(gram(a[s]), gram(b[s])) for s in torch.arange(24).split(8)) for b in (x, y)] for a in (x, y)
-    ]
-    assert found[0, 1].item() == pytest.approx(float(sums[0][1] / (sums[0][0] * sums[1][1]) ** 0.5))
+    sums = sum(unbiased_hsic(torch.stack([gram(x[some]), gram(y[some])])) for some in torch.arange(24).split(8))
+    assert found[0, 1].item() == pytest.approx(float(sums[0, 1] / (sums[0, 0] * sums[1, 1]) ** 0.5))
     torch.testing.assert_close(found.diagonal(), torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(found, found.T)
 

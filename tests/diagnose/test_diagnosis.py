@@ -15,14 +15,17 @@ from torch import Tensor, nn
 import vitrefine
 from vitrefine.diagnose import capture, capture_features, diagnose, head_similarity, linear_cka, relative_distance
 from vitrefine.diagnose.attention import attention_rollout
-from vitrefine.diagnose.cka import evolution, gram
+from vitrefine.diagnose.cka import evolution
 from vitrefine.diagnose.collect import split
 from vitrefine.diagnose.grid import TokenGrid
 from vitrefine.diagnose.measures import row_entropy, softmax_gradient, token_similarity
 from vitrefine.diagnose.streamed import off_diagonal
+from vitrefine.diagnose.watching import watching
 from vitrefine.errors import UserError
+from vitrefine.ops.token_statistics import centred_gram as gram
 from vitrefine.surgery.census import disturb
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SWIN = {"img_size": 56, "depths": (2, 2), "num_heads": (2, 4), "embed_dim": 16}
 
 
@@ -157,6 +160,53 @@ def test_other_kinds(spec: str, arguments: dict[str, Any], keys: set[str]) -> No
         assert all(math.isfinite(value) for value in profile.means), profile.key
     for share in diagnosis["entropy"].shares or []:
         assert 0 < share <= 1 + 1e-6
+
+
+def test_layers_of_other_kinds_stay_in_order() -> None:
+    """Blocks that attend for themselves and blocks that use the maps of others take turns."""
+    torch.manual_seed(0)
+    model = disturb(vitrefine.create("refined_vit_s", img_size=64, depth=4, embed_dim=48, num_heads=3).eval())
+    names = [layer.name for layer in diagnose(model, images(4))["head_similarity"].layers]
+    assert names == [f"blocks.{number}.attn" for number in range(4)]
+
+
+def test_of_many_rows_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = diagnose(small(), images(4))["entropy"]
+    monkeypatch.setattr("vitrefine.diagnose.collect.MOST_ROWS", 20)
+    some = diagnose(small(), images(4))["entropy"]
+    assert some.means != every.means
+    assert some.means == pytest.approx(every.means, abs=0.1)
+
+
+@needs_gpu
+def test_nothing_waits_for_the_device() -> None:
+    model, given = small().cuda(), images(4).cuda()
+    with watching(model) as watched:
+        watched.run(given)  # kernels are compiled, coordinates moved
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            watched.run(given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_a_gpu_finds_the_same() -> None:
+    expected, found = diagnose(small(), images()), diagnose(small().cuda(), images())
+    assert expected.profiles.keys() == found.profiles.keys()
+    for key, profile in expected.profiles.items():
+        assert found[key].means == pytest.approx(profile.means, abs=1e-4), key
+    assert expected.similarity is not None
+    assert found.similarity is not None
+    torch.testing.assert_close(found.similarity.values, expected.similarity.values, rtol=0, atol=1e-4)
+
+
+@needs_gpu
+def test_many_tokens_fit_two_gibibytes() -> None:
+    model = timm.create_model("vit_small_patch16_224", img_size=2048, depth=1, class_token=False, global_pool="avg")
+    torch.cuda.reset_peak_memory_stats()
+    diagnose(model.cuda(), torch.randn(1, 3, 2048, 2048))
+    assert torch.cuda.max_memory_allocated() < 2 << 30
 
 
 def test_mistakes_get_a_sentence() -> None:

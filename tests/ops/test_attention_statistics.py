@@ -1,7 +1,14 @@
-"""Streamed statistics against whole maps in float64, cases with a known answer, and memory that stays linear."""
+"""Streamed statistics against whole maps in float64, cases with a known answer, and memory that stays linear.
+
+Without a GPU the kernels run in Triton's interpreter, in a process of their own (see test_deformable_merge_triton). The
+interpreter cannot multiply bfloat16.
+"""
 
 import importlib
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +20,30 @@ from vitrefine.ops.attention_statistics import attention_statistics
 from vitrefine.ops.refined_attention import attention_maps
 
 MODULE = importlib.import_module("vitrefine.ops.attention_statistics")  # the package gives the function that name
+
+ON_GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if ON_GPU else "cpu"
+runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
+
+
+@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+def test_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "kernel", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that nothing wrote is NaN, so a result that was not written cannot pass."""
+    torch.manual_seed(0)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 def naive(q, k, scale, mask, coordinates):
@@ -106,3 +137,156 @@ def test_coordinates_must_fit():
     q = torch.randn(1, 1, 6, 4)
     with pytest.raises(UserError, match="5 coordinates"):
         attention_statistics(q, q, coordinates=torch.zeros(5, 2))
+
+
+def test_queries_and_implementations_must_exist():
+    q = torch.randn(1, 1, 6, 4)
+    with pytest.raises(UserError, match="there is no query 6"):
+        attention_statistics(q, q, query=6)
+    with pytest.raises(UserError, match="no implementation 'fast'"):
+        attention_statistics(q, q, impl="fast")
+
+
+def test_heads_that_see_nothing_are_like_none():
+    q = torch.randn(1, 2, 5, 4)
+    mask = torch.ones(1, 2, 1, 5, dtype=torch.bool)
+    mask[:, 1] = False
+    found = attention_statistics(q, q, mask=mask, impl="reference")
+    torch.testing.assert_close(found.similarity, torch.tensor([[[1.0, 0.0], [0.0, 0.0]]]))
+    assert found.entropy[:, 1].eq(0).all()
+
+
+def inputs(batch=2, heads=3, tokens=37, dim=16, dtype=torch.float32, queries=None):
+    """Queries and keys as a layer hands them over, parts of one projection."""
+    projected = 2 * torch.randn(batch, tokens, 3, heads, dim)
+    q, k, _ = projected.to(DEVICE, dtype).permute(2, 0, 3, 1, 4)
+    return q[:, :, :queries], k
+
+
+def check(q, k, atol=1e-4, **options):
+    ours = attention_statistics(q, k, impl="triton", **options)
+    exact = attention_statistics(q.double(), k.double(), impl="reference", **options)
+    for name, value, expected in zip(ours._fields, ours, exact, strict=True):
+        if expected is None:
+            assert value is None
+            continue
+        assert value.dtype == torch.float32
+        close = {"rtol": 0, "atol": atol, "equal_nan": True}
+        torch.testing.assert_close(value.double(), expected, **close, msg=lambda text, name=name: f"{name}: {text}")
+    return ours
+
+
+def places(tokens, axes=2):
+    found = torch.rand(tokens, axes, device=DEVICE)
+    found[0] = torch.nan
+    found[tokens // 2, 0] = torch.nan
+    return found
+
+
+@runs_kernels
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("heads", "tokens", "dim", "dtype", "axes"),
+    [
+        (3, 37, 16, torch.float32, 2),
+        (6, 65, 64, torch.float16, 2),
+        (1, 7, 20, torch.float32, 1),  # channels, tokens and axes that fill no tile
+        (12, 32, 32, torch.float32, 2),  # tiles that are filled exactly
+        (17, 19, 128, torch.float32, 2),  # channels in parts
+    ],
+)
+def test_kernel_follows_the_specification(heads, tokens, dim, dtype, axes):
+    q, k = inputs(heads=heads, tokens=tokens, dim=dim, dtype=dtype)
+    check(q, k, coordinates=places(tokens, axes), query=tokens // 2)
+    check(q, k, scale=0.3)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("masked", ["keys", "pairs", "bias", "bias of heads"])
+def test_kernel_takes_masks(masked):
+    q, k = inputs()
+    if "bias" in masked:
+        mask = torch.randn(*((1, 3) if "heads" in masked else ()), 37, 37, device=DEVICE)
+        mask[..., 7] = torch.finfo(torch.float16).min
+        mask[..., 4, :] = -torch.inf
+    else:
+        mask = torch.rand((2, 1, 1, 37) if masked == "keys" else (2, 3, 37, 37), device=DEVICE) > 0.4
+        mask[0, -1, -1] = False  # a row, or all rows of an image, that see nothing
+    check(q, k, mask=mask, coordinates=places(37), query=4)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("poisoned")
+def test_kernel_takes_fewer_queries_than_keys():
+    check(*inputs(queries=5), query=2)
+
+
+@runs_kernels
+def test_kernel_is_exact_where_attention_is_one_hot_or_uniform():
+    tokens = 37
+    one_hot = 100 * torch.eye(tokens, device=DEVICE)[None, None].expand(1, 2, tokens, tokens)
+    sharp = attention_statistics(one_hot, one_hot, coordinates=places(tokens), impl="triton")
+    assert sharp.entropy.eq(0).all()
+    torch.testing.assert_close(sharp.squares, torch.ones_like(sharp.squares))
+    assert sharp.distance.nan_to_num().eq(0).all()
+    torch.testing.assert_close(sharp.similarity, torch.ones_like(sharp.similarity))
+    even = attention_statistics(torch.zeros_like(one_hot), one_hot, query=1, impl="triton")
+    close = {"rtol": 5e-7, "atol": 0}
+    torch.testing.assert_close(even.entropy, torch.full_like(even.entropy, math.log(tokens)), **close)
+    torch.testing.assert_close(even.squares, torch.full_like(even.squares, 1 / tokens), **close)
+    torch.testing.assert_close(even.row, torch.full_like(even.row, 1 / tokens), rtol=1e-6, atol=0)
+
+
+@runs_kernels
+def test_kernel_keeps_its_digits_where_scores_are_large():
+    """Entropies of next to nothing beside scores of hundreds: two large numbers would cancel.
+
+    Products of whole numbers are exact in any precision.
+    """
+    q, k = (tensor.round() for tensor in inputs(tokens=33))
+    check(q, 30 * k)
+
+
+@runs_kernels
+def test_kernel_gives_the_same_bits_twice():
+    q, k = inputs()
+    coordinates = torch.rand(37, 2, device=DEVICE)
+    runs = [attention_statistics(q, k, coordinates=coordinates, query=3, impl="triton") for _ in range(2)]
+    assert all(a.equal(b) for a, b in zip(*runs, strict=True))
+
+
+@runs_kernels
+def test_kernel_operator_is_registered_soundly():
+    import vitrefine.ops.kernels.attention_statistics_op  # noqa: F401  registers the operator
+
+    q, k = inputs(batch=1, tokens=5)
+    arguments = (q.detach(), k.detach(), None, torch.rand(5, 2, device=DEVICE), 0.25, 2)
+    torch.library.opcheck(torch.ops.vitrefine.attention_statistics.default, arguments)
+
+
+@runs_kernels
+def test_kernel_refuses_what_it_cannot_do():
+    with pytest.raises(UserError, match="at most 32 heads of 128 channels"):
+        attention_statistics(*inputs(dim=160), impl="triton")
+    with pytest.raises(UserError, match="float64"):
+        attention_statistics(*inputs(dtype=torch.float64), impl="triton")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "tokens", "dim"), [(6, 197, 64), (12, 577, 64), (16, 785, 128), (32, 49, 32)])
+def test_kernel_at_model_shapes(heads, tokens, dim, dtype):
+    q, k = inputs(heads=heads, tokens=tokens, dim=dim, dtype=dtype)
+    check(q, k, coordinates=places(tokens), query=tokens // 2)
+    check(q, k, mask=torch.rand(1, heads, tokens, tokens, device=DEVICE))
+    check(q, k, mask=torch.rand(2, 1, 1, tokens, device=DEVICE) > 0.3)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_kernel_memory_is_linear_in_tokens():
+    q, k = inputs(batch=1, heads=6, tokens=16_384, dim=64, dtype=torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attention_statistics(q, k, query=0)
+    assert torch.cuda.max_memory_allocated() - before < 16 << 20

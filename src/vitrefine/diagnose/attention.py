@@ -37,14 +37,14 @@ def attention_entropy(model: nn.Module, images: Tensor) -> list[LayerEntropy]:
         if call.proper:
             entropy = call_statistics(call).entropy
             rows = entropy.shape[0] * entropy.shape[2]
-            totals.setdefault(attention.name, []).append((entropy.cpu().double().sum(dim=(0, 2)), rows, call.shape[3]))
+            totals.setdefault(attention.name, []).append((entropy.sum(dim=(0, 2)), rows, call.shape[3]))
 
     with evaluating(model), capture(model, on_call=measure):
         model(images)
     found = []
     for name, parts in totals.items():
         sums, rows, keys = zip(*parts, strict=True)
-        found.append(LayerEntropy(name, (sum(sums) / sum(rows)).float(), math.log(keys[-1])))
+        found.append(LayerEntropy(name, (sum(sums) / sum(rows)).float().cpu(), math.log(keys[-1])))
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrefine.ops.attention_statistics import cut_mask
 from vitrefine.ops.refined_attention import attention_maps, visible_pairs
 
 ALL = slice(None)
@@ -91,6 +92,4 @@ class Call:
         mask = self.attn_mask
         if mask is None:
             return None
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        mask = mask if mask.shape[0] == 1 else mask[images]
-        return mask if mask.shape[2] == 1 else mask[:, :, queries]
+        return cut_mask(mask.reshape((1,) * (4 - mask.ndim) + mask.shape), images, queries)

@@ -5,7 +5,8 @@ With K = XXᵀ and L = YYᵀ, X and Y one row an image:
     HSIC(K, L)   tr(K H L H), H = 1 − 11ᵀ/n
     CKA(X, Y)    HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)), which is ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred X and Y
 
-It does not change when features are rotated or scaled as a whole. For sets too large for one matrix, HSIC is estimated
+It does not change when features are rotated, shifted or scaled as a whole; grams are of centred features, for what
+these have in common would cost digits. For sets too large for one matrix, HSIC is estimated
 without bias on minibatches and averaged before it is divided (Nguyen et al., 2021). Feature evolution (Refiner,
 Section 3.1) of block k: F_k = CKA(f_k, f_out) / CKA(f_in, f_out), f_in the features of the first block, f_out those of
 the last; the mean over batches of 32 images.
@@ -17,21 +18,9 @@ import torch
 from torch import Tensor
 
 from vitrefine.errors import UserError
+from vitrefine.ops.token_statistics import centred_gram
 
 LEAST_IMAGES = 4  # of an unbiased estimate
-
-
-def gram(features: Tensor) -> Tensor:
-    """XXᵀ of centred (n, …) features in float64, the product in single precision at least.
-
-    Neither estimate changes when features are centred, and what they have in common would cost digits.
-    """
-    rows = features.flatten(1)
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    rows = rows - rows.mean(dim=0)
-    with torch.autocast(rows.device.type, enabled=False):
-        product = rows @ rows.mT
-    return (product.cpu() if product.device.type == "mps" else product).double()  # which has no double precision
 
 
 def hsic(one: Tensor, other: Tensor) -> Tensor:
@@ -43,17 +32,19 @@ def _centred(k: Tensor) -> Tensor:
     return k - k.mean(dim=-1, keepdim=True) - k.mean(dim=-2, keepdim=True) + k.mean(dim=(-2, -1), keepdim=True)
 
 
-def unbiased_hsic(one: Tensor, other: Tensor) -> Tensor:
-    """The unbiased estimate (Song et al., 2012, Eqn. 5), which may be negative; n is at least 4."""
-    n = one.shape[-1]
+def unbiased_hsic(grams: Tensor) -> Tensor:
+    """The unbiased estimate (Song et al., 2012, Eqn. 5) of each pair of (k, n, n) grams, (k, k); n is at least 4.
+
+    It may be negative.
+    """
+    n = grams.shape[-1]
     if n < LEAST_IMAGES:
         raise UserError(f"{n} images are too few to estimate similarity without bias; give at least {LEAST_IMAGES}")
-    hollow = 1 - torch.eye(n, dtype=one.dtype, device=one.device)
-    one, other = one * hollow, other * hollow
-    trace = (one * other).sum(dim=(-2, -1))
-    sums = one.sum(dim=(-2, -1)) * other.sum(dim=(-2, -1)) / ((n - 1) * (n - 2))
-    cross = 2 / (n - 2) * (one.sum(dim=-1) * other.sum(dim=-1)).sum(dim=-1)
-    return (trace + sums - cross) / (n * (n - 3))
+    hollow = grams * (1 - torch.eye(n, dtype=grams.dtype, device=grams.device))
+    sums, flat = hollow.sum(dim=-1), hollow.flatten(1)
+    totals = sums.sum(dim=-1)
+    pairs = flat @ flat.mT + totals[:, None] * totals / ((n - 1) * (n - 2)) - 2 / (n - 2) * (sums @ sums.mT)
+    return pairs / (n * (n - 3))
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
@@ -62,7 +53,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
         raise UserError(
             f"features of {len(x)} and of {len(y)} images cannot be compared; give those of the same images"
         )
-    one, other = gram(x), gram(y)
+    one, other = centred_gram(x), centred_gram(y)
     return _aligned(hsic(one, other), hsic(one, one), hsic(other, other)).item()
 
 
@@ -81,9 +72,7 @@ class MinibatchCka:
 
     def update(self, grams: Sequence[Tensor]) -> None:
         """Add a batch: the (n, n) gram of each representation of its images."""
-        stack = torch.stack(list(grams))
-        one, other = stack[:, None].expand(-1, len(stack), -1, -1), stack[None].expand(len(stack), -1, -1, -1)
-        found = unbiased_hsic(one, other)
+        found = unbiased_hsic(torch.stack(list(grams)))
         self._sum = found if self._sum is None else self._sum + found
         self.batches += 1
 
@@ -97,7 +86,7 @@ class MinibatchCka:
 
 def evolution(grams: Sequence[Tensor]) -> Tensor:
     """F_k of one batch, for the grams of f_in … f_out in order: (blocks,); NaN where features are all alike."""
-    last = grams[-1]
-    own = hsic(last, last)
-    each = torch.stack([_aligned(hsic(k, last), hsic(k, k), own) for k in grams])
+    stack = _centred(torch.stack(list(grams)))
+    own = stack.square().sum(dim=(-2, -1))
+    each = _aligned((stack * stack[-1]).sum(dim=(-2, -1)), own, own[-1])
     return each / each[0].where(each[0] > 0, torch.nan)

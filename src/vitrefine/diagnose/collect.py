@@ -14,11 +14,14 @@ from vitrefine.diagnose.capture import Attention
 from vitrefine.diagnose.grid import TokenGrid
 from vitrefine.diagnose.measures import token_similarity
 from vitrefine.diagnose.profile import Layer, Profile, single
-from vitrefine.diagnose.queries import QueryMaps, middle, query_rows
+from vitrefine.diagnose.queries import QueryMaps, middle
 from vitrefine.diagnose.similarity import SimilarityMatrix
 from vitrefine.diagnose.streamed import call_statistics, off_diagonal, refined_similarity
+from vitrefine.ops.attention_statistics import AttentionStatistics
+from vitrefine.ops.token_statistics import centred_gram
 
 MOST_ROWS = 1 << 13  # of a head and a batch that percentiles are taken of; means are of all up to here
+QUERY = "query"
 
 TITLES = {
     "entropy": ("entropy of attention", "nats"),
@@ -30,54 +33,72 @@ TITLES = {
 }
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What was found of one call."""
+
+    name: str
+    found: AttentionStatistics
+    refined: Tensor | None  # similarity of heads
+    keys: int
+    grid: TokenGrid | None
+    proper: bool
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Calls of one kind can be worked on together."""
+        refined = None if self.refined is None else self.refined.shape
+        return self.found.entropy.device, self.found.entropy.shape, refined, self.keys, self.grid, self.proper
+
+
 @dataclass
 class AttentionCollector:
-    """Statistics of attention by quantity and layer."""
+    """Statistics of attention by quantity and layer.
+
+    Small steps take a GPU longer than they ought to: what can wait is done when a batch ends, for many layers at once.
+    """
 
     prefix_tokens: int
     batch: int = 0
     size: tuple[int, int] = (1, 1)
     images: int = 0
-    values: dict[str, dict[str, list[Tensor]]] = field(default_factory=dict)  # (heads, values) a batch
+    seen: list[Seen] = field(default_factory=list)  # in this batch
+    values: dict[str, dict[str, list[Tensor]]] = field(default_factory=dict)  # of `quantities`, by batch
     keys: dict[str, int] = field(default_factory=dict)
-    queried: dict[str, Tensor] = field(default_factory=dict)
-    placed: dict[TokenGrid, Tensor] = field(default_factory=dict)  # coordinates on the device of the maps
+    placed: dict[tuple[TokenGrid, torch.device], Tensor] = field(default_factory=dict)  # coordinates
 
     def begin(self, images: Tensor) -> None:
         self.batch, self.size = len(images), (images.shape[-2], images.shape[-1])
         self.images += len(images)
 
     def on_call(self, attention: Attention, call: Call) -> None:
-        name, (_, _, queries, keys) = attention.name, call.shape
-        grid = over_image(call, self.batch, self.size, self.prefix_tokens) if queries == keys else None
-        found = call_statistics(call, None if grid is None else self._coordinates(grid, call))
-        self._keep("head_similarity", name, off_diagonal(found.similarity).T)
-        if call.is_refined:
-            self._keep("refined_head_similarity", name, off_diagonal(refined_similarity(call)).T)
-        if not call.proper:
-            return
-        self.keys[name] = keys
-        self._keep("entropy", name, found.entropy.transpose(0, 1).flatten(1))
-        self._keep("gradient", name, 1 - found.squares.transpose(0, 1).flatten(1))
-        if grid is None:
-            return
-        if found.distance is not None:
-            self._keep("distance", name, found.distance[:, :, grid.prefix :].transpose(0, 1).flatten(1))
-        if grid.prefix:
-            self._keep("class_entropy", name, found.entropy[:, :, 0].T)
-        rows = query_rows(call, grid, middle(grid))
-        self.queried[name] = self.queried.get(name, torch.zeros_like(rows)) + rows
+        _, _, queries, keys = call.shape
+        grid = over_image(call, self.batch, self.size, self.prefix_tokens) if queries == keys and call.proper else None
+        places = None if grid is None else self._coordinates(grid, call)
+        found = call_statistics(call, places, None if grid is None else middle(grid))
+        refined = refined_similarity(call) if call.is_refined else None
+        self.seen.append(Seen(attention.name, found, refined, keys, grid, call.proper))
 
     def _coordinates(self, grid: TokenGrid, call: Call) -> Tensor:
-        if grid not in self.placed:
-            tensor = call.q if call.written is None else call.written
-            assert tensor is not None
-            self.placed[grid] = grid.coordinates().to(tensor.device)
-        return self.placed[grid]
+        tensor = call.q if call.written is None else call.written
+        assert tensor is not None
+        place = grid, tensor.device
+        if place not in self.placed:
+            self.placed[place] = grid.coordinates().to(tensor.device)
+        return self.placed[place]
 
-    def _keep(self, key: str, name: str, values: Tensor) -> None:
-        step = -(-values.shape[1] // MOST_ROWS)
-        self.values.setdefault(key, {}).setdefault(name, []).append(values[:, ::step])
+    def finish(self) -> None:
+        """End a batch."""
+        kinds: dict[tuple[object, ...], list[Seen]] = {}
+        for seen in self.seen:
+            kinds.setdefault(seen.kind, []).append(seen)
+        found = {kind: iter(quantities(alike)) for kind, alike in kinds.items()}
+        for seen in self.seen:
+            if seen.proper:
+                self.keys[seen.name] = seen.keys
+            for key, values in next(found[seen.kind]).items():
+                self.values.setdefault(key, {}).setdefault(seen.name, []).append(values)
+        self.seen.clear()
 
     def profiles(self) -> dict[str, Profile]:
         """What was found, by quantity."""
@@ -85,7 +106,7 @@ class AttentionCollector:
 
     def _profile(self, key: str) -> Profile:
         layers = [
-            Layer.of(name, torch.cat(values, dim=1).cpu(), self._bound(key, name))
+            Layer.of(name, torch.cat(values, dim=1), self._bound(key, name))
             for name, values in self.values[key].items()
         ]
         return Profile(key, *TITLES[key], tuple(layers))
@@ -97,10 +118,40 @@ class AttentionCollector:
 
     def query_maps(self) -> QueryMaps | None:
         """The attention of the middle patch; None where no layer sees the whole image."""
-        if not self.queried:
+        rows = self.values.get(QUERY)
+        if not rows:
             return None
-        maps = [(total / self.images).cpu() for total in self.queried.values()]
-        return QueryMaps("middle patch", list(self.queried), maps, self.images)
+        maps = [(torch.stack(sums).sum(dim=0) / self.images).cpu() for sums in rows.values()]
+        return QueryMaps("middle patch", list(rows), maps, self.images)
+
+
+def quantities(seen: Sequence[Seen]) -> list[dict[str, Tensor]]:
+    """Of each of some calls of one kind (heads, values) by quantity; of the query (heads, h, w), summed over images."""
+    first = seen[0]
+    found = {"head_similarity": off_diagonal(torch.stack([call.found.similarity for call in seen])).mT}
+    if first.refined is not None:
+        refined = [call.refined for call in seen if call.refined is not None]
+        found["refined_head_similarity"] = off_diagonal(torch.stack(refined)).mT
+    if first.proper:
+        entropy = torch.stack([call.found.entropy for call in seen]).transpose(1, 2)  # (calls, heads, images, queries)
+        squares = torch.stack([call.found.squares for call in seen]).transpose(1, 2)
+        found["entropy"], found["gradient"] = entropy.flatten(2), 1 - squares.flatten(2)
+        if first.grid is not None:
+            prefix, sides = first.grid.prefix, (first.grid.height, first.grid.width)
+            distance = [call.found.distance for call in seen if call.found.distance is not None]
+            found["distance"] = torch.stack(distance)[..., prefix:].transpose(1, 2).flatten(2)
+            rows = [call.found.row for call in seen if call.found.row is not None]
+            found[QUERY] = torch.stack(rows).sum(dim=1)[..., prefix:].unflatten(-1, sides)
+            if prefix:
+                found["class_entropy"] = entropy[..., 0]
+    kept = {key: values if key == QUERY else _thinned(values) for key, values in found.items()}
+    return [{key: values[number] for key, values in kept.items()} for number in range(len(seen))]
+
+
+def _thinned(values: Tensor) -> Tensor:
+    """As many of the values of a head as are kept, spread over all."""
+    step = -(-values.shape[-1] // MOST_ROWS)
+    return values if step == 1 else values[..., ::step].clone()
 
 
 @dataclass
@@ -121,7 +172,7 @@ class FeatureCollector:
         if tokens.shape[1] > 1:
             self.smooth.setdefault(name, []).append(token_similarity(tokens))
         if len(tokens) % self.batch == 0:  # windows of one image lie next to each other
-            self.grams[name] = cka.gram(tokens.reshape(self.batch, -1))
+            self.grams[name] = centred_gram(tokens.reshape(self.batch, -1))
 
     def finish(self) -> None:
         """End a batch; CKA of fewer images than an unbiased estimate needs is left out."""
@@ -132,13 +183,13 @@ class FeatureCollector:
 
     def profiles(self) -> dict[str, Profile]:
         """What was found, by quantity."""
-        smooth = [torch.cat(values).cpu() for values in self.smooth.values()]
+        smooth = [torch.cat(values) for values in self.smooth.values()]
         found = {
             "token_similarity": single("token_similarity", "similarity of tokens", "cosine", [*self.smooth], smooth)
         }
         if self.evolutions:
             blocks = list(self.grams)[1:]
-            each = torch.stack(self.evolutions, dim=1).cpu()
+            each = torch.stack(self.evolutions, dim=1)
             found["evolution"] = single("evolution", "feature evolution", "F", blocks, list(each))
         return found
 

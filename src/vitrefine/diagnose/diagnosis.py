@@ -5,7 +5,6 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +12,14 @@ import torch
 from timm.utils.model import unwrap_model
 from torch import Tensor, nn
 
-from vitrefine.diagnose.attention import prefix_tokens_of
 from vitrefine.diagnose.broadcast import broadcast_scales
-from vitrefine.diagnose.capture import capture
-from vitrefine.diagnose.collect import AttentionCollector, FeatureCollector, split
-from vitrefine.diagnose.evaluation import evaluating
-from vitrefine.diagnose.features import capture_features
+from vitrefine.diagnose.collect import split
 from vitrefine.diagnose.kernels import KernelSpectra, kernel_spectra
-from vitrefine.diagnose.offsets import Merging, capture_offsets, offset_lengths
+from vitrefine.diagnose.offsets import Merging, offset_lengths
 from vitrefine.diagnose.profile import Profile
 from vitrefine.diagnose.queries import QueryMaps
 from vitrefine.diagnose.similarity import SimilarityMatrix
+from vitrefine.diagnose.watching import watching
 from vitrefine.diagnose.words import findings
 from vitrefine.errors import UserError
 from vitrefine.surgery.selection import Layers
@@ -127,7 +123,6 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
 def diagnose(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
@@ -147,31 +142,17 @@ def diagnose(
     """
     inner = unwrap_model(model)
     like = next((p for p in inner.parameters() if p.is_floating_point()), torch.empty(0))
-    attention, features = AttentionCollector(prefix_tokens_of(model)), FeatureCollector()
-    merged: list[Merging] = []
-    moved: dict[str, list[Merging]] = {}
-    batches = split(images, batch) if isinstance(images, Tensor) else images
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        stack.enter_context(capture(model, layers, on_call=attention.on_call))
-        stack.enter_context(capture_features(model, features.on_tokens))
-        mergings = stack.enter_context(capture_offsets(model))
-        for part in batches:
-            part = part.to(like.device, like.dtype)
-            attention.begin(part)
-            features.begin(part)
-            model(part)
-            features.finish()
-            merged, mergings.found = mergings.found, []
-            for merging in merged:
-                moved.setdefault(merging.name, []).append(merging)
+    with watching(model, layers) as watched:
+        for part in split(images, batch) if isinstance(images, Tensor) else images:
+            watched.run(part.to(like.device, like.dtype))
+    attention, features = watched.attention, watched.features
     if not attention.images:
         raise UserError("there is no image to look at; give at least one")
     profiles = {**attention.profiles(), **features.profiles()}
     for profile in broadcast_scales(model) or ():
         profiles[profile.key] = profile
-    if moved:
-        profiles["offset"] = offset_lengths([merging for found in moved.values() for merging in found])
+    if watched.moved[-1]:
+        profiles["offset"] = offset_lengths([merging for found in watched.moved for merging in found])
     return Diagnosis(
         name or type(inner).__name__,
         attention.images,
@@ -179,5 +160,5 @@ def diagnose(
         features.matrix(),
         attention.query_maps(),
         kernel_spectra(model),
-        merged,
+        watched.moved[-1],
     )

@@ -1,5 +1,6 @@
 """Where the tokens of an attention are in the image: how many come before the patches, and the grid of the rest."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ class TokenGrid:
         return torch.cat([torch.full((self.prefix, 2), torch.nan), patches])
 
 
+@functools.cache
 def token_grid(tokens: int, size: tuple[int, int], prefix_tokens: int = 0) -> TokenGrid | None:
     """How `tokens` tokens cover an image of this size; None where they make no map of it.
 

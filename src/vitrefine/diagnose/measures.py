@@ -10,6 +10,9 @@ similarity    cosine of the maps of two heads: heads that all do the same give o
 import torch
 from torch import Tensor
 
+from vitrefine.ops.attention_statistics import normalised_gram
+from vitrefine.ops.token_statistics import mean_cosine
+
 
 def row_entropy(maps: Tensor) -> Tensor:
     """The entropy of each row."""
@@ -39,19 +42,6 @@ def head_similarity(maps: Tensor) -> Tensor:
     return normalised_gram((flat := maps.flatten(-2)) @ flat.mT)
 
 
-def normalised_gram(gram: Tensor) -> Tensor:
-    """Cosines out of inner products."""
-    norm = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().clamp(min=torch.finfo(gram.dtype).tiny)
-    return gram / norm[..., :, None] / norm[..., None, :]
-
-
 def token_similarity(tokens: Tensor) -> Tensor:
-    """The mean cosine of two different tokens, (B,) of (B, N, C): near one, tokens have been smoothed into one.
-
-    (‖Σ_i t_i‖² − N) / (N (N − 1)) with t of length one, so no N×N cosines are there at any time.
-    """
-    count = tokens.shape[1]
-    kind = torch.promote_types(tokens.dtype, torch.float32)
-    unit = torch.nn.functional.normalize(tokens.to(kind), dim=-1)
-    lengths = unit.square().sum(dim=(1, 2))  # N, unless tokens are zero
-    return (unit.sum(dim=1).square().sum(dim=-1) - lengths) / max(1, count * (count - 1))
+    """The mean cosine of two different tokens, (B,) of (B, N, C): near one, tokens have been smoothed into one."""
+    return mean_cosine(tokens)

@@ -1,5 +1,6 @@
 """One quantity layer by layer and head by head: what nearly every measure of a model comes to."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOW, MIDDLE, HIGH = 0.15, 0.5, 0.85  # the percentiles of the CB paper, and the middle
+MOST_VALUES = 1 << 24  # that PyTorch takes percentiles of
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,17 @@ class Summary:
     @classmethod
     def of(cls, values: Tensor) -> "Summary":
         """Of all values that are numbers."""
-        found = values.flatten().double()
-        found = found[~found.isnan()]
-        if not len(found):
-            return cls(*[float("nan")] * 4)
-        low, median, high = torch.quantile(found, found.new_tensor([LOW, MIDDLE, HIGH])).tolist()
-        return cls(found.mean().item(), low, median, high)
+        return cls.of_rows(values.reshape(1, -1))[0]
+
+    @classmethod
+    def of_rows(cls, values: Tensor) -> list["Summary"]:
+        """Of each row of (rows, values), on the device where they are."""
+        if not values.numel():
+            return [cls(*[math.nan] * 4) for _ in values]
+        values = (values.cpu() if values.device.type == "mps" else values).double()  # which has no double precision
+        some = values[:, :: -(-values.shape[1] // MOST_VALUES)]
+        ends = torch.nanquantile(some, values.new_tensor([LOW, MIDDLE, HIGH]), dim=1)
+        return [cls(*row) for row in torch.cat([values.nanmean(dim=1)[None], ends]).T.tolist()]
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Layer:
     @classmethod
     def of(cls, name: str, values: Tensor, bound: float | None = None) -> "Layer":
         """Of (heads, values)."""
-        return cls(name, Summary.of(values), tuple(map(Summary.of, values)), bound)
+        return cls(name, Summary.of(values), tuple(Summary.of_rows(values)), bound)
 
     @property
     def share(self) -> float | None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vitrefine.diagnose.call import Call
 from vitrefine.diagnose.grid import TokenGrid
 
 if TYPE_CHECKING:
@@ -48,9 +47,3 @@ class QueryMaps:
 def middle(grid: TokenGrid) -> int:
     """The token of the patch in the middle."""
     return grid.prefix + grid.height // 2 * grid.width + grid.width // 2
-
-
-def query_rows(call: Call, grid: TokenGrid, query: int) -> Tensor:
-    """What a query attends to among the patches, summed over images: (heads, h, w)."""
-    row = call.maps(queries=slice(query, query + 1)).float().sum(dim=0)[:, 0]
-    return row[:, grid.prefix :].unflatten(-1, (grid.height, grid.width))

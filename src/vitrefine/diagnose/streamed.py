@@ -7,51 +7,34 @@ import torch
 from torch import Tensor
 
 from vitrefine.diagnose.call import Call
-from vitrefine.diagnose.measures import normalised_gram
-from vitrefine.ops.attention_statistics import AttentionStatistics, attention_statistics
+from vitrefine.ops.attention_statistics import (
+    AttentionStatistics,
+    Tile,
+    attention_statistics,
+    cover,
+    normalised_gram,
+    statistics_of,
+)
 
 ENTRIES = 1 << 23  # of a tile of maps, all heads of some images together
 
 
-def tiles(call: Call) -> list[tuple[slice, slice]]:
+def tiles(call: Call) -> list[Tile]:
     """Slices of images and of queries that cover a call."""
-    images, heads, queries, keys = call.shape
-    together = max(1, min(images, ENTRIES // max(1, heads * queries * keys)))
-    rows = max(1, min(queries, ENTRIES // max(1, together * heads * keys)))
-    return [
-        (slice(first, min(images, first + together)), slice(start, min(queries, start + rows)))
-        for first in range(0, images, together)
-        for start in range(0, queries, rows)
-    ]
+    return cover(call.shape, ENTRIES)
 
 
 @torch.no_grad()
-def call_statistics(call: Call, coordinates: Tensor | None = None) -> AttentionStatistics:
-    """Entropy, squares, head similarity and, where coordinates are given, distance, before any refinement."""
+def call_statistics(call: Call, coordinates: Tensor | None = None, query: int | None = None) -> AttentionStatistics:
+    """Statistics before any refinement: distance where coordinates are given, and the maps of a query that is named."""
     if call.q is not None and call.k is not None:
         with torch.autocast(call.q.device.type, enabled=False):
-            return attention_statistics(call.q, call.k, scale=call.scale, mask=call.attn_mask, coordinates=coordinates)
-    return _of_written(call, coordinates)
-
-
-def _of_written(call: Call, coordinates: Tensor | None) -> AttentionStatistics:
-    images, heads, queries, _ = call.shape
+            return attention_statistics(
+                call.q, call.k, scale=call.scale, mask=call.attn_mask, coordinates=coordinates, query=query
+            )
     assert call.written is not None
-    kind = torch.promote_types(call.written.dtype, torch.float32)
-    places = None if coordinates is None else coordinates.to(call.written.device, kind)
-    entropy, squares, distance = (call.written.new_empty((images, heads, queries), dtype=kind) for _ in range(3))
-    gram = call.written.new_zeros((images, heads, heads), dtype=kind)
-    for some, rows in tiles(call):
-        maps = call.maps(some, rows).to(kind)
-        entropy[some, :, rows] = torch.special.entr(maps).sum(dim=-1)
-        squares[some, :, rows] = maps.square().sum(dim=-1)
-        gram[some] += (flat := maps.flatten(2)) @ flat.mT
-        if places is not None:
-            apart = (places[rows, None] - places).abs().sum(dim=-1).masked_fill(places.isnan().any(dim=-1), 0)
-            distance[some, :, rows] = (maps * apart).sum(dim=-1)
-    if places is not None:
-        distance[:, :, places.isnan().any(dim=-1)] = torch.nan
-    return AttentionStatistics(entropy, squares, normalised_gram(gram), None if places is None else distance)
+    like = call.written.new_empty(0, dtype=torch.promote_types(call.written.dtype, torch.float32))
+    return statistics_of(call.maps, call.shape, tiles(call), like, coordinates, query)
 
 
 @torch.no_grad()
