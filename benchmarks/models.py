@@ -1,11 +1,11 @@
 """Whole models: images a second in training and inference, and peak memory, ours beside timm's in the same run.
 
-    python benchmarks/models.py [--only lit] [--batch 256] [--out benchmarks/results]
+    python benchmarks/models.py [--only LIT Swin] [--passes training] [--sizes 224] [--out benchmarks/results]
 
 Training is bfloat16 autocast over float32 weights, cross entropy and fused AdamW; inference is bfloat16 weights. Every
-entry is a process of its own. A few at a time build and compile theirs and make their first steps; then each is timed
-alone, one after the other. Memory is what a step takes beyond what is held between steps (weights, optimiser, images).
-Writes results/models.csv.
+entry is a process of its own. A few at a time build and compile theirs and make their first steps; then each of them is
+timed alone, one after the other, before the next few begin. Memory is what a step takes beyond what is held between
+steps (weights, optimiser, images). Writes results/models.csv.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,11 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
     return torch.compile(model, dynamic=False)
 
 
-def training(name: str, options: dict[str, Any], batch: int, fast: bool) -> Callable[[], None]:
-    model = build(name, options, 224).train()
+def training(name: str, options: dict[str, Any], batch: int, fast: bool, size: int) -> Callable[[], None]:
+    model = build(name, options, size).train()
     run = compiled(model) if fast else model
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    images = torch.randn(batch, 3, 224, 224, device="cuda")
+    images = torch.randn(batch, 3, size, size, device="cuda")
     labels = torch.randint(1000, (batch,), device="cuda")
 
     def step() -> None:
@@ -112,7 +113,7 @@ def timed(step: Callable[[], None], batch: int) -> dict[str, float]:
     }
 
 
-def one(label: str, batch: int) -> None:
+def one(label: str, batch: int, passes: list[str], sizes: list[int]) -> None:
     """The process of one entry: prepare, say so, wait for a turn, time, print."""
     name, options, fast, kernels = ENTRIES[label]
     torch.set_float32_matmul_precision("high")
@@ -120,12 +121,12 @@ def one(label: str, batch: int) -> None:
         from vitrefine.ops import choice
 
         choice._device_runs = lambda *_: False  # type: ignore[assignment]
-    train_batch = batch // 2 if name.endswith("_l") or not kernels else batch
-    makers: dict[tuple[str, int, int], Callable[[], Callable[[], None]]] = {
-        ("training", 224, train_batch): lambda: training(name, options, train_batch, fast),
-        ("inference", 224, batch): lambda: inference(name, options, batch, fast, 224),
-        ("inference", 384, batch // 4): lambda: inference(name, options, batch // 4, fast, 384),
-    }
+    makers: dict[tuple[str, int, int], Callable[[], Callable[[], None]]] = {}
+    for what, size in itertools.product(passes, sizes):
+        make = training if what == "training" else inference
+        heavy = what == "training" and (name.endswith("_l") or not kernels)
+        count = batch // (2 if heavy else 1) // (4 if size > 224 else 1)
+        makers[what, size, count] = partial(make, name, options, count, fast, size)
     steps: dict[tuple[str, int, int], Callable[[], None]] = {}
     problems: dict[tuple[str, int, int], str] = {}
     for key, make in makers.items():
@@ -151,16 +152,19 @@ def one(label: str, batch: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--only", default="", help="entries whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="entries whose name contains one of these")
+    parser.add_argument("--passes", nargs="+", default=["training", "inference"], choices=["training", "inference"])
+    parser.add_argument("--sizes", nargs="+", type=int, default=[224, 384])
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.one:
-        one(options.one, options.batch)
+        one(options.one, options.batch, options.passes, options.sizes)
         return
 
     def prepare(label: str) -> subprocess.Popen:
-        command = [sys.executable, __file__, "--one", label, "--batch", str(options.batch)]
+        command = [sys.executable, __file__, "--one", label, "--batch", str(options.batch), "--passes", *options.passes]
+        command += ["--sizes", *map(str, options.sizes)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for line in process.stdout:
@@ -169,9 +173,7 @@ def main() -> None:
         print(f"{label} is ready", flush=True)
         return process
 
-    labels = [label for label in ENTRIES if options.only in label]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        processes = list(pool.map(prepare, labels))
+    labels = [label for label in ENTRIES if any(part in label for part in options.only)]
     machine = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -179,20 +181,23 @@ def main() -> None:
         "timm": timm.__version__,
     }
     rows: list[dict[str, object]] = []
-    for label, process in zip(labels, processes, strict=True):
-        answer, _ = process.communicate("go\n")
-        found = json.loads((answer.splitlines() or ['{"rows": [], "problems": ["no answer"]}'])[-1])
-        mode = "compiled" if ENTRIES[label][2] else "eager"
-        for row in found["rows"]:
-            rows.append({**machine, "model": label, "mode": mode, **row})
-            print(
-                f"{label:36s} {row['pass']:9s} {row['size']} B{row['batch']:<4d} {row['images_per_s']:8.0f} img/s "
-                f"({row['p10']:.0f}-{row['p90']:.0f}) {row['peak_gib']:6.2f} GiB",
-                flush=True,
-            )
-        for problem in found["problems"]:
-            print(f"{label:36s} {problem[:200]}", flush=True)
-        write(rows, options.out)
+    for some in (labels[i : i + AT_ONCE] for i in range(0, len(labels), AT_ONCE)):
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            processes = list(pool.map(prepare, some))
+        for label, process in zip(some, processes, strict=True):
+            answer, _ = process.communicate("go\n")
+            found = json.loads((answer.splitlines() or ['{"rows": [], "problems": ["no answer"]}'])[-1])
+            mode = "compiled" if ENTRIES[label][2] else "eager"
+            for row in found["rows"]:
+                rows.append({**machine, "model": label, "mode": mode, **row})
+                print(
+                    f"{label:36s} {row['pass']:9s} {row['size']} B{row['batch']:<4d} {row['images_per_s']:8.0f} img/s "
+                    f"({row['p10']:.0f}-{row['p90']:.0f}) {row['peak_gib']:6.2f} GiB",
+                    flush=True,
+                )
+            for problem in found["problems"]:
+                print(f"{label:36s} {problem[:200]}", flush=True)
+            write(rows, options.out)
 
 
 def write(rows: list[dict[str, object]], folder: Path) -> None:

@@ -65,7 +65,7 @@ def dashes(index: int) -> str | tuple[int, tuple[float, ...]]:
 def css_dashes(index: int) -> str:
     """The same as a value of CSS's stroke-dasharray, for a line of the legend."""
     found = dashes(index)
-    return "none" if isinstance(found, str) else " ".join(f"{2.5 * length:g}" for length in found[1])
+    return "none" if isinstance(found, str) else " ".join(f"{length:g}" for length in found[1])
 
 
 def marker(index: int) -> str:
