@@ -105,7 +105,7 @@ def is_compiled(recipe: Recipe, device: torch.device) -> bool:
     return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
 
 
-def _is_graphed(recipe: Recipe, accelerator: Accelerator) -> bool:
+def is_graphed(recipe: Recipe, accelerator: Accelerator) -> bool:
     """Whether steps are replayed as CUDA graphs, so that small models need not wait for the host.
 
     A graph's gradients are overwritten by its next step: they cannot be summed up over several, or be on their way to
@@ -131,7 +131,7 @@ def build_setup(job: Job, data: DataSet, fit: Fit, accelerator: Accelerator, say
             raise UserError("a running mean of weights that are in shards is not kept; set model.ema=null, or use DDP")
         ema = ModelEmaV3(raw, decay=recipe.model.ema, use_warmup=True)
     if is_compiled(recipe, device):
-        raw.compile(mode="reduce-overhead" if _is_graphed(recipe, accelerator) else None)
+        raw.compile(mode="reduce-overhead" if is_graphed(recipe, accelerator) else None)
     place = Place(recipe.per_process(accelerator.num_processes), *_seat(accelerator), device, job.seed)
     train_loader = data.train_loader(place, recipe.augment, recipe.data, fit.size)
     updates = len(train_loader) // recipe.accumulate

@@ -1,0 +1,27 @@
+"""What a run is made ready with."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitrefine.train.recipe import load_recipe
+from vitrefine.train.setup import is_compiled, is_graphed
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "settings", "compiled", "graphed"),
+    [
+        ("cuda", 1, [], True, True),
+        ("cuda", 2, [], True, False),
+        ("cuda", 1, ["accumulate=2"], True, False),
+        ("cuda", 1, ["compile=true"], True, False),
+        ("cuda", 1, ["compile=false"], False, False),
+        ("cpu", 1, [], False, False),
+        ("cpu", 1, ["compile=true"], True, False),
+    ],
+)
+def test_graphs_where_one_gpu_makes_one_step_an_update(device, processes, settings, compiled, graphed):
+    recipe = load_recipe("cifar", settings)
+    accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
+    assert (is_compiled(recipe, accelerator.device), is_graphed(recipe, accelerator)) == (compiled, graphed)
