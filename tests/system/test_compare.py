@@ -199,3 +199,19 @@ def test_report_refuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert sentence in refused(["report", *args], tmp_path, monkeypatch, capsys)
+
+
+def test_from_the_same_weights(compared: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """All start from them; what starts from scratch is not compared with that."""
+    start = str(compared[0] / "cb-s0")
+    args = ("compare", BASE, "+cb_s", *QUICK, "--seeds", "1", "--out", "out")
+    result = run(*args, "--weights", start, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert f"started from {start}" in result.stderr
+    assert json.loads((tmp_path / "out" / "cb_s-s0" / "run.json").read_text())["weights"] == start
+    scratch = run(*args, "--resume", cwd=tmp_path)
+    assert scratch.returncode == 2
+    assert f"its start is {start}, not from scratch" in scratch.stderr
+    both = run("report", "out", str(compared[0]), "--out", "both.html", cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    assert "2 groups of runs, with different weights to start from." in (tmp_path / "both.html").read_text()

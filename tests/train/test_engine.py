@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import vitrefine
 from vitrefine.data.dataset import Place
@@ -198,6 +199,13 @@ def test_weights_to_start_from(done, small_job, tmp_path):
     assert notes.said[0].startswith(f"started from {source}: ")
     assert notes.said[0].endswith("new: blocks.0.mlp.broadcast.scale, blocks.1.mlp.broadcast.scale")
     assert result.top1 > 12
+    # Weights that others wrote say nothing of their model; names and shapes must do.
+    plain, model = tmp_path / "plain.safetensors", vitrefine.load(source)
+    save_file(model.state_dict(), plain)
+    notes = Notes()
+    again = small_job(tmp_path / "again", *job.overrides, spec=job.spec, weights=str(plain))
+    assert train(again, watch=notes).correct == result.correct
+    assert notes.said[0].startswith(f"started from {plain}: ")
     finer = done[0].spec.replace("patch_size=8", "patch_size=4")
     with pytest.raises(UserError, match=r"does not fit .*: its pos_embed is"):
         train(small_job(tmp_path / "other", spec=finer, weights=str(source)))

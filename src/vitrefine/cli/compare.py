@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrefine.cli.options import Data, RecipeName, Settings
+from vitrefine.cli.options import Data, RecipeName, Settings, Weights
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def compare(
     recipe: RecipeName = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often each is trained, with seeds from 0 on.")] = 3,
     settings: Settings = None,
+    weights: Weights = None,
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs at a time; small models share a GPU well, but then share its speed, too.")
     ] = 1,
@@ -46,6 +47,7 @@ def compare(
     Examples:
       vitrefine compare vit_tiny_patch16_224 +cb +cb_s +refiner lit_ti
       vitrefine compare vit_small_patch16_224 +cb --data cifar100:data/cifar100 --seeds 5
+      vitrefine compare deit_tiny_patch16_224 +cb_s --weights pretrained --data folder:flowers --recipe finetune
       vitrefine compare vit_tiny_patch16_224 '+refiner(expansion=2)' --set epochs=5 --seeds 1 --out runs/quick
       vitrefine compare vit_tiny_patch16_224 '+refiner(expansion=2)' --set epochs=5 --seeds 3 --out runs/quick --resume
     """
@@ -64,14 +66,15 @@ def compare(
     text = dump_recipe(loaded)
     if out is None:
         usual = default_folder(names[0].partition("(")[0], data, 0).name.removesuffix("-s0")
-        out = RUNS / f"compare-{usual}-{short_hash(*names, data, text)}"
+        out = RUNS / f"compare-{usual}-{short_hash(*names, data, text, *([weights] if weights else []))}"
     command = ["vitrefine", "compare", *specs, "--data", data, "--recipe", recipe_name]
     command += [word for setting in overrides for word in ("--set", setting)]
+    command += ["--weights", weights] if weights else []
     command += ["--seeds", str(seeds), *(["--jobs", str(jobs)] if jobs > 1 else []), "--out", str(out)]
-    plan = Plan(names, seeds, data, recipe_name, text, shlex.join(command))
+    plan = Plan(names, seeds, data, recipe_name, text, shlex.join(command), weights)
     if _is_main():
         check_folder(out, plan, resume)
-    check_specs(names, open_data(data), loaded)
+    check_specs(names, open_data(data), loaded, weights)
     if _is_main():
         _make_folder(out)
         write_plan(out, plan)
@@ -86,6 +89,7 @@ def compare(
             seed=seed,
             resume=True,
             overrides=overrides,
+            weights=weights,
         )
 
     errors = _train(plan, job, jobs)

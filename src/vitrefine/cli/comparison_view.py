@@ -68,10 +68,11 @@ class ComparisonView:
         Args:
             steps: Of a run; they have the same data and recipe, so all are equally long.
         """
+        name = f"{self.done} of {len(self.names)} runs done"
         if self._all is None:
-            self._all = self.progress.add_task("", total=steps * len(self.names), name="", figures="")
+            self._all = self.progress.add_task("", total=steps * len(self.names), name=name, figures="")
         now = self.done * steps + sum(run.step for run in self._runs.values())
-        self.progress.update(self._all, completed=now, name=f"{self.done} of {len(self.names)} runs done")
+        self.progress.update(self._all, completed=now, name=name)
 
 
 class RunView:

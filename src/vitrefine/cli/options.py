@@ -18,3 +18,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe: optim.lr=1e-3."),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="pretrained|PATH", help="Start from pretrained weights, a .safetensors file or a run."),
+]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrefine.cli.options import Data, RecipeName, Settings
+from vitrefine.cli.options import Data, RecipeName, Settings, Weights
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order, augmentation and dropout.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, if there is one.")] = False,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="pretrained|PATH", help="Start from pretrained weights, a .safetensors file or a run."),
-    ] = None,
+    weights: Weights = None,
     track: Annotated[
         Strings | None, typer.Option(metavar="TRACKER", help="Log to tensorboard, wandb or trackio as well.")
     ] = None,

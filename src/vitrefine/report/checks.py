@@ -14,17 +14,19 @@ from vitrefine.train.output import logits_of
 from vitrefine.train.recipe import Recipe
 
 
-def check_specs(specs: Sequence[str], data: DataSet, recipe: Recipe) -> None:
-    """Raise a `UserError` that names the first spec that cannot be trained on the data with the recipe."""
+def check_specs(specs: Sequence[str], data: DataSet, recipe: Recipe, weights: str | None = None) -> None:
+    """Raise a `UserError` that names the first spec that cannot be trained on the data with the recipe and weights."""
     for spec in specs:
         try:
-            _check(spec, data, recipe)
+            _check(spec, data, recipe, weights)
         except UserError as error:
             raise UserError(str(error) if spec in str(error) else f"{spec}: {error}") from error
 
 
-def _check(spec: str, data: DataSet, recipe: Recipe) -> None:
-    fitting = fit(spec, data, recipe, say=lambda _: None)
+def _check(spec: str, data: DataSet, recipe: Recipe, weights: str | None) -> None:
+    fitting = fit(spec, data, recipe, keep_patches=weights is not None, say=lambda _: None)
+    if weights is not None:
+        build_model(fitting, recipe, seed=0, weights=weights)
     try:
         with torch.device("meta"):
             model, _ = build_model(fitting, recipe, seed=0, weights=None)

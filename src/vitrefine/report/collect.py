@@ -65,5 +65,6 @@ def _missing(plan: Plan, found: Sequence[Run], folder: Path, errors: Mapping[tup
                 recipe_name=like.recipe_name,
                 recipe=like.recipe,
                 status="failed" if error else "missing",
+                weights=like.weights,
                 error=error,
             )

@@ -15,6 +15,7 @@ def summary(group: Group) -> str:
         group.first.data,
         f"recipe {group.first.recipe_name}",
         *([words.plural(epochs, "epoch")] if epochs else []),
+        *([f"started from {group.first.weights}"] if group.first.weights else []),
     ]
     return " · ".join([*parts, words.plural(len(group.seeds), "seed")])
 

@@ -57,6 +57,7 @@ def _several(groups: Sequence[Group]) -> str:
     kinds = {
         "data": len({run.fingerprint for run in runs}),
         "recipes": len({frozenset(run.settings.items()) for run in runs}),
+        "weights to start from": len({run.weights for run in runs}),
     }
     differ = words.listing([kind for kind, count in kinds.items() if count > 1])
     return (
@@ -66,8 +67,8 @@ def _several(groups: Sequence[Group]) -> str:
 
 
 def _apart(group: Group, first: Group) -> str:
-    """What sets a group's recipe apart from that of the first group."""
-    usual, own = first.first.settings, group.first.settings
+    """What sets a group's recipe and start apart from those of the first group."""
+    usual, own = first.first.conditions, group.first.conditions
     changed = [f"{key}={own.get(key, 'left out')}" for key in {**own, **usual} if own.get(key) != usual.get(key)]
     return ", ".join(changed[:4]) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
 

@@ -28,6 +28,7 @@ class Plan:
     recipe_name: str
     recipe: str  # YAML, overrides included
     command: str
+    weights: str | None = None  # where all of them start
 
     def runs(self) -> Iterator[tuple[int, str]]:
         """Seed and spec of each run. Seed by seed: what is there when it is interrupted can be compared."""
@@ -69,11 +70,9 @@ def read_plan(folder: Path) -> Plan | None:
         return None
     try:
         content: Mapping[str, Any] = json.loads(path.read_text())
-        return Plan(
-            tuple(map(str, content["specs"])),
-            int(content["seeds"]),
-            *(str(content[name]) for name in ("data", "recipe_name", "recipe", "command")),
-        )
+        data, name, recipe, command = (str(content[key]) for key in ("data", "recipe_name", "recipe", "command"))
+        specs, seeds = tuple(map(str, content["specs"])), int(content["seeds"])
+        return Plan(specs, seeds, data, name, recipe, command, content.get("weights"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}); choose another folder") from error
 
@@ -91,6 +90,7 @@ def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
         ("first spec", earlier.specs[0], plan.specs[0]),
         ("data", earlier.data, plan.data),
         ("recipe", earlier.recipe, plan.recipe),
+        ("start", earlier.weights or "from scratch", plan.weights or "from scratch"),
     ):
         if then != now:
             told = f"its {what} is {then}, not {now}" if what != "recipe" else "its recipe has other settings"

@@ -34,6 +34,7 @@ class Run:
     recipe_name: str
     recipe: str  # YAML
     status: str
+    weights: str = ""  # that it started from; from scratch if empty
     error: str = ""
     params: int | None = None
     macs: int | None = None
@@ -53,6 +54,11 @@ class Run:
     def settings(self) -> dict[str, str]:
         """The settings of the recipe that decide what is computed, flat: `optim.lr`."""
         return {key: value for key, value in _flat(yaml.safe_load(self.recipe)).items() if key not in FREE}
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The settings, and the weights that it started from."""
+        return self.settings | ({"weights": self.weights} if self.weights else {})
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
@@ -75,6 +81,7 @@ def read(info: RunInfo) -> Run:
         recipe_name=str(about["recipe"]),
         recipe=_recipe(info),
         status=info.status,
+        weights=str(about.get("weights") or ""),
         error=str(about.get("error") or ""),
         params=about.get("params"),
         macs=about.get("macs"),
@@ -174,7 +181,7 @@ def group(runs: Iterable[Run], order: Sequence[str] = ()) -> list[Group]:
     found: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, list[Run]]] = {}
     ranked = {spec: rank for rank, spec in enumerate(order)}
     for run in sorted(runs, key=lambda run: ranked.get(run.spec, len(ranked))):
-        alike = run.fingerprint, frozenset(run.settings.items())
+        alike = run.fingerprint, frozenset(run.conditions.items())
         found.setdefault(alike, {}).setdefault(run.spec, []).append(run)
     return [_group(specs) for specs in found.values()]
 

@@ -50,6 +50,17 @@ def write(path: str | Path, state: Mapping[str, Tensor], info: Mapping[str, Any]
 
 def read(path: str | Path) -> tuple[State, Info]:
     """The weights in a file and what is known of them, or a `UserError` that says what is wrong with the file."""
+    weights, info = read_any(path)
+    if info is None:
+        raise UserError(
+            f"{path} holds weights but no spec; build its model with vitrefine.create(…) and give the weights to "
+            "its load_state_dict, then vitrefine.save it"
+        )
+    return weights, info
+
+
+def read_any(path: str | Path) -> tuple[State, Info | None]:
+    """As `read`, for files of any origin; nothing is known of weights that others wrote."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -59,10 +70,7 @@ def read(path: str | Path) -> tuple[State, Info]:
     except (OSError, SafetensorError) as error:
         raise UserError(_what_is_wrong(Path(path), error)) from error
     if KEY not in metadata:
-        raise UserError(
-            f"{path} holds weights but no spec; build its model with vitrefine.create(…) and give the weights to "
-            "its load_state_dict, then vitrefine.save it"
-        )
+        return weights, None
     try:
         info = json.loads(metadata[KEY])
     except ValueError as error:

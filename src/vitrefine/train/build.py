@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from vitrefine.errors import UserError
 from vitrefine.surgery.checkpoint import load
 from vitrefine.surgery.create import create
+from vitrefine.surgery.hub import located
+from vitrefine.surgery.weights import read_any
 from vitrefine.train.fit import TRAINING_ONLY, Fit
 from vitrefine.train.recipe import Recipe
 
@@ -43,7 +45,7 @@ def build_model(fit: Fit, recipe: Recipe, seed: int, weights: str | None) -> tup
 
 def _start_from(model: nn.Module, path: str, fit: Fit) -> str:
     """Take over weights by name; what is not there, and what there is one of for each class, is learnt anew."""
-    state, source = model.state_dict(), _at_size(load(path), fit).state_dict()
+    state, source = model.state_dict(), _source(path, fit)
     taken: dict[str, Tensor] = {}
     for name, tensor in source.items():
         if name not in state:
@@ -60,9 +62,13 @@ def _start_from(model: nn.Module, path: str, fit: Fit) -> str:
     return f"started from {path}: {len(taken)} of {len(state)} weights; new: {', '.join(new) or 'none'}"
 
 
-def _at_size(model: nn.Module, fit: Fit) -> nn.Module:
-    """Position embeddings resized, where the model knows how."""
+def _source(path: str, fit: Fit) -> dict[str, Tensor]:
+    """The weights in a checkpoint; position embeddings are resized where it says what its model is."""
+    weights, info = read_any(located(path))
+    if info is None:
+        return weights
+    model = load(path)
     resize: Any = getattr(model, "set_input_size", None)
     if resize is not None:
         resize(img_size=fit.size)
-    return model
+    return model.state_dict()
