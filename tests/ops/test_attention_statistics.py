@@ -7,8 +7,6 @@ interpreter cannot multiply bfloat16.
 import importlib
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -28,22 +26,8 @@ runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by te
 
 
 @pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "kernel", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture
-def poisoned():
-    """Memory that nothing wrote is NaN, so a result that was not written cannot pass."""
-    torch.manual_seed(0)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(before)
+def test_in_the_interpreter(interpret):
+    interpret(__file__, "-k", "kernel")
 
 
 def naive(q, k, scale, mask, coordinates):

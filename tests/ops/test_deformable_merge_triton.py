@@ -5,8 +5,6 @@ therefore runs itself, at small sizes, in a process of its own.
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ ON_GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if ON_GPU else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+pytestmark = pytest.mark.usefixtures("poisoned")
 runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
@@ -29,21 +28,8 @@ if ON_GPU or INTERPRETED:
 
 
 @pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
-def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nothing wrote is NaN, so a result that was not written cannot pass."""
-    torch.manual_seed(0)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(before)
+def test_in_the_interpreter(interpret):
+    interpret(__file__)
 
 
 def inputs(batch=2, height=6, width=8, channels=20, out=24, kernel=2, spread=1.0, dtype=torch.float32, size=None):

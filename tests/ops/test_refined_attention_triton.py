@@ -5,8 +5,6 @@ therefore runs itself, at small sizes, in a process of its own. The interpreter 
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if ON_GPU else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 STEPS = 20 if ON_GPU else 3
+pytestmark = pytest.mark.usefixtures("poisoned")
 runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
@@ -30,19 +29,8 @@ if ON_GPU or INTERPRETED:
 
 
 @pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
-def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nothing wrote is NaN, so a result that was not written cannot pass."""
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+def test_in_the_interpreter(interpret):
+    interpret(__file__)
 
 
 def draw(shape, dtype=torch.float32):

@@ -5,8 +5,6 @@ interpreter cannot multiply bfloat16.
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,26 +18,13 @@ ON_GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if ON_GPU else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+pytestmark = pytest.mark.usefixtures("poisoned")
 runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 
 
 @pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "kernel", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nothing wrote is NaN, so a result that was not written cannot pass."""
-    torch.manual_seed(0)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(before)
+def test_in_the_interpreter(interpret):
+    interpret(__file__, "-k", "kernel")
 
 
 def inputs(batch=2, heads=2, grid=(3, 5), dim=16, dtype=torch.float32, device=DEVICE):

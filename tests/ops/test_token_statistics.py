@@ -4,8 +4,6 @@ Without a GPU the kernels run in Triton's interpreter, in a process of their own
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,11 +20,8 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "kernel", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_in_the_interpreter(interpret):
+    interpret(__file__, "-k", "kernel")
 
 
 def tokens(batch, count, channels, dtype=torch.float32):
