@@ -211,6 +211,16 @@ def test_weights_to_start_from(done, small_job, tmp_path):
         train(small_job(tmp_path / "other", spec=finer, weights=str(source)))
 
 
+def test_too_little_memory_is_one_sentence(small_job, tmp_path, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("vitrefine.train.loop.Loop._update", fail)
+    with pytest.raises(UserError, match=r"steps of 64 images need .* --resume --set accumulate=2, which"):
+        train(small_job(tmp_path / "run"))
+    assert read_run(tmp_path / "run").status == "failed"
+
+
 def test_mistakes_are_found_before_anything_is_written(small_job, tmp_path):
     for options, sentence in [
         ({"track": ("wandb2",)}, "there is no tracker 'wandb2'; choose one of tensorboard, wandb, trackio"),

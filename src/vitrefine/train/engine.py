@@ -1,8 +1,8 @@
 """Training: `train(job)` makes a run in a folder, or continues the one that is there."""
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from vitrefine.train.job import Job, Line, Result, Start, Stopped, Watcher, sile
 from vitrefine.train.lock import FolderLock
 from vitrefine.train.loop import Loop, Outputs
 from vitrefine.train.memory import forget_peak
-from vitrefine.train.processes import on_main
+from vitrefine.train.processes import OfOneProcess, on_main
 from vitrefine.train.run import CHECKPOINTS, METRICS, write_about
 from vitrefine.train.setup import Setup, build_setup, is_compiled, numerics, start_accelerator
 from vitrefine.train.tracking import MetricsFile, check_trackers, start_trackers
@@ -80,7 +80,8 @@ def _run(setup: Setup, data: DataSet, about: Line, watch: Watcher, asked: Callab
         last, generators = _restore(setup, outputs)
         start_trackers(accelerator, job.folder, about)
         watch.on_start(_start(setup))
-        tested = Loop(setup, outputs, asked, last, generators).run()
+        with _enough_memory(setup):
+            tested = Loop(setup, outputs, asked, last, generators).run()
         result = finish(setup, data, tested)
     except BaseException as error:
         stopped = isinstance(error, Stopped | KeyboardInterrupt)
@@ -94,6 +95,19 @@ def _run(setup: Setup, data: DataSet, about: Line, watch: Watcher, asked: Callab
     _note_ending(setup, about | {"status": "finished"})
     watch.on_end(result)
     return result
+
+
+@contextmanager
+def _enough_memory(setup: Setup) -> Iterator[None]:
+    """One sentence where the device has not enough."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        recipe, processes = setup.recipe, setup.accelerator.num_processes
+        raise OfOneProcess(
+            f"steps of {recipe.per_process(processes)} images need more memory than the device has; continue with "
+            f"--resume --set accumulate={2 * recipe.accumulate}, which computes the same in smaller steps"
+        ) from error
 
 
 def _note_ending(setup: Setup, about: Line) -> None:
