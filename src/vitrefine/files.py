@@ -1,6 +1,7 @@
 """Writing files so that neither a full disk nor a kill leaves half a one, or harms the one that was there."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,4 +20,5 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that nothing can be written to has nothing to be cleared away either
+            beside.unlink()

@@ -44,5 +44,5 @@ class BrokenCount:
         first = next(iter(self._seen))
         raise UserError(
             f"{lost} of the {self._images} images of {self._data} cannot be read ({reasons}; first {first}), and "
-            f"data.max_broken = {self._share:g} allows {self.limit}; mend or remove them, or allow more"
+            f"data.max_broken = {self._share:g} allows {self.limit}; mend or remove them"
         )
