@@ -85,7 +85,7 @@ def examiner(data: MemorySet) -> Callable[..., Examiner]:
 
     def make(model: nn.Module | None = None, over: Any = None, **options: Any) -> Examiner:
         kept = {name: options.pop(name) for name in ("cache", "classes", "watch") if name in options}
-        subject = subject_of(model or Linear(), over or data, device="cpu")
+        subject = subject_of(model or Linear(), over or data, device="cpu", size=options.pop("size", None))
         images = ImageSet(over or data, subject.device, **{"batch": 16, "workers": 0, **options})
         return Examiner(subject, images, **kept)
 

@@ -14,7 +14,7 @@ from vitrefine.data.imagenet import imagenet_a_classes, real_labels, wnids
 from vitrefine.data.open import open_data
 from vitrefine.evaluate.accuracy import choices, measure_accuracy
 from vitrefine.evaluate.images import ImageSet
-from vitrefine.evaluate.predictions import Examiner, score
+from vitrefine.evaluate.predictions import Examiner, Predictions, fetched, score
 from vitrefine.evaluate.subject import subject_of
 
 from .conftest import small_set
@@ -31,11 +31,17 @@ class Constant(nn.Module):
         return self.logits.expand(len(images), -1)
 
 
+def scored(logits, targets):
+    """In two batches."""
+    halves = (x.split(len(x) // 2 + 1) for x in (logits, targets, torch.arange(len(targets))))
+    return Predictions(**fetched([score(*half) for half in zip(*halves, strict=True)]))
+
+
 def test_against_scipy_and_torch():
     chance = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(200, 10, generator=chance), torch.randint(0, 10, (200,), generator=chance)
     logits[torch.arange(200), targets] += 1.5
-    found = measure_accuracy(score(logits, targets, torch.arange(200)), small_set())
+    found = measure_accuracy(scored(logits, targets), small_set())
     right = int((logits.argmax(1) == targets).sum())
     wilson = binomtest(right, 200).proportion_ci(method="wilson")
     assert found.top1.value == pytest.approx(right / 2)
@@ -49,7 +55,7 @@ def test_against_scipy_and_torch():
 
 def test_five_classes_have_no_top_five():
     logits, targets = torch.eye(5), torch.arange(5)
-    found = measure_accuracy(score(logits, targets, torch.arange(5)), small_set(classes=5))
+    found = measure_accuracy(scored(logits, targets), small_set(classes=5))
     assert found.top5 is None
     assert found.top1.value == 100
 

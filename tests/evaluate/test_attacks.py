@@ -9,7 +9,7 @@ from vitrefine.evaluate.attacks import FGSM, PGD, fgsm, pgd
 from vitrefine.evaluate.images import Shown
 from vitrefine.evaluate.subject import subject_of
 
-from .conftest import small_set
+from .conftest import Linear, small_set
 
 SMALL = "vit_tiny_patch16_224(img_size=32,patch_size=8,depth=2,embed_dim=24,num_heads=3,num_classes=10)"
 
@@ -90,6 +90,16 @@ def test_pgd_is_repeatable_image_by_image(subject, shown):
     assert not torch.equal(whole, other)
     half = PGD(2, steps=1)(subject, shown.part(torch.tensor([7, 3])))
     assert torch.allclose(half, whole[[7, 3]], atol=1e-6)
+
+
+def test_pgd_starts_anywhere_within_epsilon(data):
+    """Seen where there is no gradient to follow: evenly spread, and not heaped up at the bounds."""
+    flat = Linear()
+    flat.weight.data.zero_()
+    grey = Shown(torch.full((4, 3, 8, 8), 0.5), torch.zeros(4, dtype=torch.long), torch.arange(4))
+    away = (PGD(8)(subject_of(flat, data, device="cpu"), grey) - 0.5) * 255 / 8
+    assert 0.95 < float(away.abs().max()) <= 1 + 1e-5
+    assert float(away.std()) == pytest.approx(3**-0.5, rel=0.1)
 
 
 def test_gradients_are_not_left_behind(subject, shown):

@@ -5,12 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
+from vitrefine.data.open import open_data
 from vitrefine.errors import UserError
 from vitrefine.evaluate import predictions as module
 from vitrefine.evaluate.cache import Cache, default_folder
+from vitrefine.evaluate.change import Unchanged
 from vitrefine.evaluate.noise import GaussianNoise
+from vitrefine.evaluate.predictions import fetched
 
 from .conftest import Interrupted, Linear, small_set
 
@@ -67,6 +71,52 @@ def test_what_changes_them_is_in_the_key(examiner, tmp_path):
         model.weight[0, 0] += 1
     examiner(model, cache=cache).predict()
     assert model.images == 6 * 60 + 2 * 20
+    tester = examiner(model, cache=cache)
+    dataclasses.replace(tester, subject=dataclasses.replace(tester.subject, precision="bf16")).predict()
+    assert model.images == 7 * 60 + 2 * 20
+
+
+def test_an_image_edited_in_place_is_predicted_anew(examiner, tmp_path):
+    """Of the same name and size: uncompressed images always are."""
+    for i in range(20):
+        place = tmp_path / "data" / str(i % 10)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * i, 0, 0)).save(place / f"{i}.bmp")
+
+    def predict():
+        data = open_data(str(tmp_path / "data"))
+        return examiner(None, data, size=(8, 8), cache=Cache(tmp_path / "cache")).predict()
+
+    first = predict()
+    assert same(predict(), first)
+    for path in (tmp_path / "data").rglob("*.bmp"):
+        Image.new("RGB", (8, 8), (0, 255, 0)).save(path)
+    assert not same(predict(), first)
+
+
+def test_scores_are_fetched_once_and_not_for_each_batch(examiner, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "fetched", lambda scores: calls.append(len(scores)) or fetched(scores))
+    examiner(batch=16).predict()
+    assert calls == [4]
+
+
+def test_comparisons_are_of_the_same_images(examiner):
+    tester, fewer = examiner(), examiner(limit=20)
+    assert same(tester.predict_again(tester.predict()), tester.predict())
+    with pytest.raises(UserError, match="some images of small could be read one time and not another"):
+        tester.predict_again(fewer.predict())
+
+
+def test_a_ruled_out_class_is_no_fault(examiner):
+    class Cautious(Linear):
+        def forward(self, images):
+            logits = super().forward(images)
+            return torch.where(torch.arange(10) == 3, -torch.inf, logits)
+
+    data = small_set()
+    data._arrays.test.labels.clamp_(max=2)
+    assert (examiner(Cautious(), data).predict().best[:, 0] != 3).all()
 
 
 def test_a_damaged_file_is_made_again(examiner, tmp_path):
@@ -150,7 +200,12 @@ def test_complaints(examiner, tmp_path):
         examiner(Narrow()).predict()
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be made a folder: .*--cache"):
-        examiner(cache=Cache(tmp_path / "file" / "cache")).predict()
+        Cache(tmp_path / "file" / "cache")
+    full = Cache(tmp_path / "full")
+    key = examiner(cache=full)._key(Unchanged(), 1.0)
+    (tmp_path / "full" / f"{key}.npz").mkdir()
+    with pytest.raises(UserError, match=r"cannot be written: .*; make room there, or choose a folder with --cache"):
+        examiner(cache=full).predict()
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

@@ -14,7 +14,6 @@ from vitrefine.report.page import _environment
 from vitrefine.report.section import section
 
 BASE = "vit_tiny_patch16_224"
-INCLUDE = '{% include "evaluation.html.j2" %}'
 
 
 def write_run(folder: Path, spec: str, seed: int = 0) -> Path:
@@ -48,7 +47,7 @@ def evaluation(top1: float, **changes) -> dict:
         "accuracy": {"top1": estimate(top1), "top5": None, "ece": 7.25, "loss": 0.5, "reliability": bins},
         "robustness": [shot],
         "rfc": {"usual": 1.0, "best": 1.2, "gain": estimate(1.5, count=50), "sweep": points},
-        "speed": {"images_per_s": 1234.5, "latency_ms": {"p50": 1.5}},
+        "speed": {"device": "GPU", "batch": 64, "images_per_s": 1234.5, "latency_ms": {"p50": 1.5}, "memory_mib": 99.0},
     }
     return found | changes
 
@@ -77,7 +76,9 @@ def test_figures(runs):
     assert rows["top-1"][1] == ("83.0", "±12.7", "")  # t with one degree of freedom: 12.706 · √2/√2
     assert rows["shot noise <60>"][0] == ("71.0", "±2.0", "")
     assert rows["its gain"][0] == ("+1.5", "−0.5 … +3.5", "")
-    assert rows["images/s in inference"][0] == ("1,234", "", "")
+    assert rows["images/s in inference, 64 at once on GPU"][0] == ("1,234", "", "")
+    assert rows["latency of one image on GPU"][0] == ("1.50", "", "")
+    assert rows["peak memory, 64 at once on GPU"][0] == ("99", "", "")
     assert "top-5" not in rows
     assert [chart.name for chart in sitting.charts] == ["part-0-rfc", "part-0-reliability"]
     assert "83.6" in sitting.charts[0].description  # (83 + 1.2 + 83)/2
@@ -92,13 +93,31 @@ def test_differences_are_paired_by_seed(runs):
     rows = {label: cells for label, _, cells in sitting.rows}
     assert rows["top-1"][0][2] == ""
     assert rows["top-1"][1][2] == "+2.5 (−3.9 … +8.9)"
-    assert rows["images/s in inference"][1][2] == "0.0"  # no interval out of values that do not vary
+    assert rows["images/s in inference, 64 at once on GPU"][1][2] == "0.0"  # no interval out of values that do not vary
 
 
 def test_what_differs_is_not_set_side_by_side(runs):
     (runs / "0" / FILE).write_text(json.dumps([evaluation(80.0, images=50)]))
     found = shown(runs)
     assert [sitting.columns for sitting in found["sittings"]] == [[0], [1]]
+
+
+def test_speeds_of_other_devices_are_other_rows(runs):
+    slow = {"device": "CPU", "batch": 8, "images_per_s": 9.0, "latency_ms": {"p50": 99.0}, "memory_mib": 999.0}
+    (runs / "0" / FILE).write_text(json.dumps([evaluation(80.0, speed=slow)]))
+    (sitting,) = shown(runs)["sittings"]
+    rows = {label: [cell[0] for cell in cells] for label, _, cells in sitting.rows}
+    assert rows["images/s in inference, 8 at once on CPU"] == ["9.0", "–"]
+    assert rows["images/s in inference, 64 at once on GPU"] == ["–", "1,234"]
+    assert rows["latency of one image on CPU"] == ["99.00", "–"]
+
+
+def test_evaluations_of_former_weights_are_not_shown(runs):
+    """A run that was trained and evaluated again: what was tested before, in other ways, is of no model any more."""
+    former = evaluation(10.0, images=50, weights="old")
+    (runs / "0" / FILE).write_text(json.dumps([former, evaluation(80.0, weights="new")]))
+    (sitting,) = shown(runs)["sittings"]
+    assert sitting.title.startswith("100 images")
 
 
 def test_a_model_written_later_makes_an_evaluation_stale(runs):
@@ -128,13 +147,10 @@ def test_in_the_page(runs):
     """As `group.html.j2` includes it: escaped, with swatches of the specs, and charts."""
     collection = collect([runs])
     (group,) = collection.groups
-    content = section("group-0", group, collection) | {"evaluations": shown(runs)}
+    content = section("part", group, collection)
     environment = _environment(arm.label for arm in group.arms)
-    source, _, _ = environment.loader.get_source(environment, "group.html.j2")
-    if INCLUDE not in source:
-        source = source.replace("<section>\n<h2>How this was made", f"{INCLUDE}\n<section>\n<h2>How this was made")
-    page = environment.from_string(source).render(group=content, groups=[content])
+    page = environment.get_template("group.html.j2").render(group=content, groups=[content])
     assert "Tested further" in page
     assert "shot noise &lt;60&gt;" in page
-    assert 'id="part-0-rfc-title"' in page
+    assert 'id="part-evaluation-0-rfc-title"' in page
     assert page.count("<section>") == page.count("</section>")

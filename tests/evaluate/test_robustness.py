@@ -5,14 +5,15 @@ import pytest
 import torch
 from scipy import stats
 
-from vitrefine.evaluate.noise import GaussianNoise
+from vitrefine.evaluate.attacks import FGSM, PGD
+from vitrefine.evaluate.change import Change
+from vitrefine.evaluate.noise import Blur, GaussianNoise, ShotNoise
+from vitrefine.evaluate.occlusion import Occlusion
 from vitrefine.evaluate.robustness import Trial, measure_robustness, usual_trials
 
 
-class Darker:
+class Darker(Change):
     """Half of the images become black."""
-
-    key = "darker"
 
     def __call__(self, subject, shown):
         return torch.where((shown.index % 2 == 0)[:, None, None, None], 0.0, shown.pixels)
@@ -47,6 +48,18 @@ def test_repeats(examiner):
 def test_the_usual_trials(examiner):
     tester = examiner(limit=8)
     trials = usual_trials(seed=3, repeats=2)
+    assert {trial.name: trial.changes for trial in trials} == {
+        "occlusion": (Occlusion(0.5, "black"),),
+        "occlusion-mean": (Occlusion(0.5, "mean"),),
+        "fgsm-1": (FGSM(1),),
+        "fgsm-8": (FGSM(8),),
+        "pgd-1": (PGD(1, steps=10, seed=3),),
+        "shot-noise": (ShotNoise(60, 3, 0), ShotNoise(60, 3, 1)),
+        "noise-5": (GaussianNoise(5, 3, 0), GaussianNoise(5, 3, 1)),
+        "noise-10": (GaussianNoise(10, 3, 0), GaussianNoise(10, 3, 1)),
+        "blur-1": (Blur(1),),
+        "blur-2": (Blur(2),),
+    }
     keys = [change.key for trial in trials for change in trial.changes]
     assert len(set(keys)) == len(keys)
     first, again = (measure_robustness(tester, tester.predict(), trials) for _ in range(2))

@@ -23,7 +23,7 @@ class Slow(Linear):
 
 def test_a_model_of_known_speed(data):
     found = measure_speed(subject_of(Slow(), data, device="cpu"), batch=64, seconds=0.1)
-    assert found.batch == 64
+    assert (found.batch, found.device[:3]) == (64, "CPU")
     assert 100 < found.images_per_s < 6400
     assert 10 <= found.latency_ms["p50"] <= found.latency_ms["p90"] <= found.latency_ms["p99"]
     assert found.runs >= 10

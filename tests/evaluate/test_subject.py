@@ -8,7 +8,10 @@ from torch import nn
 
 import vitrefine
 from vitrefine.errors import UserError
+from vitrefine.evaluate.attacks import FGSM
+from vitrefine.evaluate.images import Shown
 from vitrefine.evaluate.open import open_subject, run_of
+from vitrefine.evaluate.speed import measure_speed
 from vitrefine.evaluate.subject import subject_of
 
 from .conftest import Linear, small_set
@@ -71,13 +74,34 @@ def test_checkpoints(model, large, tmp_path):
         open_subject(str(path), large, pretrained=True)
 
 
+def test_a_ratio_of_zero_is_not_taken_for_none(model, large, tmp_path):
+    path = tmp_path / "model.safetensors"
+    vitrefine.save(model, path, input_config={"mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.9})
+    with pytest.raises(UserError, match="a crop ratio of 0 cannot be had"):
+        open_subject(str(path), large, device="cpu", crop_ratio=0.0)
+
+
+def test_a_size_that_the_model_cannot_take(model, large):
+    with pytest.raises(UserError, match=r"cannot take images of 30×30 pixels; it takes 32×32 if the size is left out"):
+        subject_of(model, large, size=(30, 30), device="cpu")
+
+
+def test_attacks_after_timing(model, large):
+    """Timing works without gradients, and must leave nothing behind that cannot have any."""
+    subject = subject_of(model, large, device="cpu")
+    measure_speed(subject, batch=2, seconds=0.01)
+    shown = Shown(torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), torch.arange(2))
+    assert not torch.equal(FGSM(4)(subject, shown), shown.pixels)
+
+
 def test_classes_in_another_order_are_refused(model, large, tmp_path):
     path = tmp_path / "model.safetensors"
     vitrefine.save(model, path, classes=large.classes[::-1])
     with pytest.raises(UserError, match="in another order"):
         open_subject(str(path), large)
     vitrefine.save(model, path, classes=[f"c{i}" for i in range(10)])
-    assert open_subject(str(path), large, device="cpu").size == (32, 32)
+    (note,) = open_subject(str(path), large, device="cpu").notes
+    assert note.endswith("their names differ: the model's c0 is the data's 0")
 
 
 def test_runs(model, large, tmp_path):
@@ -106,6 +130,8 @@ def test_complaints(model, large):
         subject_of(model, large, precision="fp8")
     with pytest.raises(UserError, match="there is no device tpu9"):
         subject_of(model, large, device="tpu9")
+    with pytest.raises(UserError, match="there is no device meta"):
+        subject_of(model, large, device="meta")
     with pytest.raises(UserError, match="takes images of 1 channels, but small has 3"):
         subject_of(vitrefine.create("vit_tiny_patch16_224(in_chans=1,depth=1,num_classes=10)"), large)
 

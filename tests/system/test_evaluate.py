@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import OutOfMemoryError
+
+from vitrefine.cli.evaluate import evaluate as evaluate_command
+from vitrefine.errors import UserError
 
 SPEC = "vit_tiny_patch16_224(patch_size=8,depth=1,embed_dim=24,num_heads=3)"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "COLUMNS": "200"}
@@ -100,6 +105,42 @@ def test_complaints(trained, tmp_path):
     assert "there is no file no.safetensors" in complaint(tmp_path, "no.safetensors", "--data", "digits")
     assert "there is no suite 'fast'" in complaint(tmp_path, model, "--suite", "fast")
     assert "--out takes a file" in complaint(tmp_path, model, "--out", str(tmp_path))
+    assert "cannot take images of 30×30 pixels" in complaint(tmp_path, model, "--size", "30")
+
+
+def test_figures_that_cannot_be_kept_are_printed(trained, tmp_path):
+    """A run's folder that cannot be written to, here because of what is in the file's place."""
+    other = tmp_path / "run"
+    shutil.copytree(trained, other, ignore=shutil.ignore_patterns("evaluation.json"))
+    (other / "evaluation.json").mkdir()
+    done = run(tmp_path, "evaluate", str(other), "--limit", "20", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["images"] == 20
+    assert done.stderr.endswith("see that there is room and that it may be written, or keep them with --out\n")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_figures_that_cannot_be_printed_are_kept(trained, tmp_path):
+    out = tmp_path / "out.json"
+    arguments = command("evaluate", str(trained), "--limit", "20", "--out", str(out))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment(tmp_path)
+        )
+    assert done.returncode == 2
+    assert "the figures cannot be printed: No space left on device; make room" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(out.read_text())["images"] == 20
+
+
+def test_too_little_memory(monkeypatch):
+    def greedy(*_, **__):
+        raise OutOfMemoryError
+
+    monkeypatch.setattr("vitrefine.evaluate.suite.evaluate", greedy)
+    with pytest.raises(UserError, match="64 images at once need too much memory; give a smaller --batch"):
+        evaluate_command("model", data="digits")
 
 
 def test_help_has_examples_and_no_torch():

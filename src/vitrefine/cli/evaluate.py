@@ -1,6 +1,7 @@
 """`vitrefine evaluate`: how good a model is, what it withstands, and how fast it is."""
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -67,10 +68,9 @@ def evaluate(
       vitrefine evaluate model.safetensors --data folder:photos --suite robustness --limit 1000
       vitrefine evaluate model.safetensors --data folder:photos --suite rfc --suite speed --json --out figures.json
     """
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise UserError(f"{out} cannot be written; --out takes a file in a folder that is there")
+    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+        raise UserError(f"{out} cannot be written; --out takes a file in a folder that is there and may be written to")
     from vitrefine.cli.info import parse_size
-    from vitrefine.evaluate.evaluation import add_to_run
     from vitrefine.evaluate.open import run_of
 
     run = run_of(model)
@@ -90,20 +90,40 @@ def evaluate(
         "cache": cache or True,
     }
     found = _watched(model, data or (run.data if run else ""), suite or ["accuracy"], options)
-    if out is not None:
-        found.write(out)
-    if run is not None:
-        add_to_run(run.folder, found)
-    typer.echo(json.dumps(found.as_dict()) if as_json else str(found))
+    try:
+        typer.echo(json.dumps(found.as_dict()) if as_json else str(found))
+    except OSError as error:
+        raise UserError(f"the figures cannot be printed: {error.strerror}; make room, and run this again") from error
+    finally:  # what can be kept is kept, whatever befalls the rest
+        if out is not None:
+            found.write(out)
+        if run is not None:
+            _add(run.folder, found)
+
+
+def _add(folder: Path, found: "Evaluation") -> None:
+    from vitrefine.evaluate.evaluation import FILE, add_to_run
+
+    try:
+        add_to_run(folder, found)
+    except (OSError, UserError) as error:
+        raise UserError(
+            f"these figures cannot be put into {folder / FILE}, where reports look for them; see that there is room "
+            "and that it may be written, or keep them with --out"
+        ) from error
 
 
 def _watched(model: str, data: str, suites: list[str], options: dict[str, Any]) -> "Evaluation":
+    from torch import OutOfMemoryError
+
     from vitrefine.cli.evaluation_view import EvaluationView
     from vitrefine.evaluate.suite import evaluate as test
 
     try:
         with EvaluationView() as view:
             return test(model, data, suites, watch=view, **options)
+    except OutOfMemoryError as error:
+        raise UserError(f"{options['batch']} images at once need too much memory; give a smaller --batch") from error
     except KeyboardInterrupt:
         again = shlex.join(["vitrefine", *sys.argv[1:]])
         typer.echo(f"what is computed so far is kept; go on with: {again}", err=True)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrefine.evaluate.change import Change
 from vitrefine.evaluate.draws import each_drawn
 from vitrefine.evaluate.images import Shown
 from vitrefine.evaluate.subject import Subject
@@ -69,34 +70,26 @@ def _uphill(logits: Logits, pixels: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FGSM:
+class FGSM(Change):
     """FGSM with an epsilon in levels of 255."""
 
     epsilon: float
-
-    @property
-    def key(self) -> str:
-        return f"{self}"
 
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
         return fgsm(subject.logits, shown.pixels, shown.targets, self.epsilon)
 
 
 @dataclass(frozen=True)
-class PGD:
+class PGD(Change):
     """PGD with an epsilon in levels of 255, from a point that each image's number and the seed decide."""
 
     epsilon: float
     steps: int = 10
     seed: int = 0
 
-    @property
-    def key(self) -> str:
-        return f"{self}"
-
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
         away = each_drawn(
-            shown, lambda image, generator: torch.empty_like(image).uniform_(-1, 1, generator=generator), self.seed
+            shown, lambda image, chance: torch.empty_like(image).uniform_(-1, 1, generator=chance), self.seed
         )
         start = (shown.pixels + self.epsilon / 255 * away).clamp(0, 1)
         return pgd(subject.logits, shown.pixels, shown.targets, self.epsilon, steps=self.steps, start=start)

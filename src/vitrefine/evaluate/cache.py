@@ -33,6 +33,16 @@ class Cache:
 
     folder: Path
 
+    def __post_init__(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder} cannot be made a folder: {error.strerror}; choose one with --cache"
+            ) from error
+        if not os.access(self.folder, os.W_OK):
+            raise UserError(f"{self.folder} cannot be written to; choose a folder with --cache")
+
     def read(self, key: str) -> Columns | None:
         return _read(self.folder / f"{key}.npz")
 
@@ -62,13 +72,13 @@ class Cache:
 
 
 def _write(path: Path, columns: Mapping[str, NDArray]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path.parent} cannot be made a folder: {error.strerror}; choose one with --cache") from error
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **columns)
-    replace_file(path, content.getvalue())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content.getvalue())
+    except (OSError, UserError) as error:
+        raise UserError(f"{error}; make room there, or choose a folder with --cache") from error
 
 
 def _read(path: Path) -> Columns | None:

@@ -1,6 +1,7 @@
 """What is done to images before a model sees them."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -8,21 +9,23 @@ from vitrefine.evaluate.images import Shown
 from vitrefine.evaluate.subject import Subject
 
 
-class Change(Protocol):
+@dataclass(frozen=True)
+class Change(ABC):
     """A change of pixels that is the same whenever it is made, and whatever other images are in the batch."""
 
     @property
     def key(self) -> str:
-        """All that decides what it does, as text."""
+        """All that decides what it does, as text: its name and its fields."""
+        return f"{self}"
 
+    @abstractmethod
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
         """Changed pixels (B, C, H, W), from 0 to 1."""
 
 
-class Unchanged:
+@dataclass(frozen=True)
+class Unchanged(Change):
     """Images as they are."""
-
-    key = "unchanged"
 
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
         return shown.pixels

@@ -1,6 +1,8 @@
 """The images that a model is tested on, as bare pixels: all of a set's test part, or some of it."""
 
+import hashlib
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrefine.data.dataset import Batch, DataSet, Place
+from vitrefine.data.folder import FolderSource
 from vitrefine.data.options import DataOptions
 from vitrefine.data.order import generator_of
 from vitrefine.errors import UserError
@@ -64,11 +67,11 @@ class ImageSet:
     def __len__(self) -> int:
         return self.data.test_images if self.limit is None else min(self.limit, self.data.test_images)
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """What decides which images come."""
+        """What decides which images come, and what is in them."""
         some = "" if len(self) == self.data.test_images else f" limit {self.limit} seed {self.seed}"
-        return f"{self.data.fingerprint}{some}"
+        return f"{self.data.fingerprint}{some}{_state_of_files(self.data)}"
 
     def batches(self, size: Size, crop_ratio: float, start: int = 0) -> Iterator[tuple[int, Shown]]:
         """From batch `start` on: the number of the batch that is next, and the images, of which there may be none."""
@@ -79,7 +82,10 @@ class ImageSet:
             first = number * self.batch
             # A broken image shortens its own batch only, so places do not depend on where reading began.
             chosen = self._chosen[first : first + len(batch)]
-            yield number + 1, self._bare(batch).part(chosen.nonzero()[:, 0].to(self.device))
+            shown = self._bare(batch)
+            if not chosen.all():
+                shown = shown.part(chosen.nonzero()[:, 0].to(self.device, non_blocking=True))
+            yield number + 1, shown
             if first + self.batch > last:
                 return
 
@@ -98,8 +104,30 @@ class ImageSet:
         chosen[taken] = True
         return chosen
 
+    @cached_property
+    def _normalisation(self) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(x, device=self.device).view(1, -1, 1, 1) for x in (self.data.mean, self.data.std))
+        return mean, std
+
     def _bare(self, batch: Batch) -> Shown:
         """The bytes that were normalised, from 0 to 1, and exactly so."""
-        mean, std = (torch.tensor(x, device=self.device).view(1, -1, 1, 1) for x in (self.data.mean, self.data.std))
+        mean, std = self._normalisation
         levels = ((batch.images * std + mean) * 255).round().clamp(0, 255)
         return Shown(levels / 255, batch.targets, batch.index)
+
+
+def _state_of_files(data: DataSet) -> str:
+    """Size and time of every test image: the fingerprint of a folder does not tell one edited in place."""
+    source = getattr(data, "test_source", None)
+    if not isinstance(source, FolderSource):
+        return ""
+    states = [_state(source.name_of(number)) for number in range(data.test_images)]
+    return hashlib.sha256(repr(states).encode()).hexdigest()
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None  # counted among the broken ones when it is read
+    return found.st_size, found.st_mtime_ns

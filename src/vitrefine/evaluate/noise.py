@@ -11,23 +11,13 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2.functional import gaussian_blur
 
+from vitrefine.evaluate.change import Change
 from vitrefine.evaluate.draws import each_drawn
 from vitrefine.evaluate.images import Shown
 from vitrefine.evaluate.subject import Subject
 
 PHOTONS = 60.0
 _BLUR_ENDS = 4.0
-
-
-def gaussian_noise(pixels: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-    """Pixels from 0 to 1 with noise, kept within; `sigma` in levels of 255."""
-    noise = torch.randn(pixels.shape, generator=generator, device=pixels.device, dtype=pixels.dtype)
-    return (pixels + sigma / 255 * noise).clamp(0, 1)
-
-
-def shot_noise(pixels: Tensor, photons: float, generator: torch.Generator) -> Tensor:
-    """Pixels from 0 to 1 as counted by so many photons, kept within."""
-    return (torch.poisson(photons * pixels, generator=generator) / photons).clamp(0, 1)
 
 
 def blur(pixels: Tensor, sigma: float) -> Tensor:
@@ -38,46 +28,40 @@ def blur(pixels: Tensor, sigma: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(Change):
     """A draw of Gaussian noise for each image."""
 
     sigma: float
     seed: int = 0
     draw: int = 0
 
-    @property
-    def key(self) -> str:
-        return f"{self}"
-
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
-        return each_drawn(shown, lambda image, chance: gaussian_noise(image, self.sigma, chance), self.seed, self.draw)
+        noise = each_drawn(
+            shown, lambda image, chance: torch.empty_like(image).normal_(generator=chance), self.seed, self.draw
+        )
+        return (shown.pixels + self.sigma / 255 * noise).clamp(0, 1)
 
 
 @dataclass(frozen=True)
-class ShotNoise:
+class ShotNoise(Change):
     """A draw of shot noise for each image."""
 
     photons: float = PHOTONS
     seed: int = 0
     draw: int = 0
 
-    @property
-    def key(self) -> str:
-        return f"{self}"
-
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
-        return each_drawn(shown, lambda image, chance: shot_noise(image, self.photons, chance), self.seed, self.draw)
+        counted = each_drawn(
+            shown, lambda image, chance: torch.poisson(self.photons * image, generator=chance), self.seed, self.draw
+        )
+        return (counted / self.photons).clamp(0, 1)
 
 
 @dataclass(frozen=True)
-class Blur:
+class Blur(Change):
     """Gaussian blur."""
 
     sigma: float
-
-    @property
-    def key(self) -> str:
-        return f"{self}"
 
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
         return blur(shown.pixels, self.sigma)

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitrefine.evaluate.change import Change
 from vitrefine.evaluate.images import Shown
 from vitrefine.evaluate.subject import Subject
 
@@ -31,15 +32,11 @@ def occlude(pixels: Tensor, share: float = 0.5, fill: Tensor | float = 0.0) -> T
 
 
 @dataclass(frozen=True)
-class Occlusion:
+class Occlusion(Change):
     """The middle of images hidden."""
 
     share: float = 0.5
     fill: Literal["black", "mean"] = "black"
-
-    @property
-    def key(self) -> str:
-        return f"{self}"
 
     def __call__(self, subject: Subject, shown: Shown) -> Tensor:
         mean = torch.tensor(subject.mean, device=shown.pixels.device)[:, None, None]

@@ -1,15 +1,15 @@
 """From the text that names a model with weights to the subject of an evaluation."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from vitrefine.data.dataset import DataSet
 from vitrefine.errors import UserError
-from vitrefine.evaluate.subject import Size, Subject, description, subject_of
+from vitrefine.evaluate.subject import Subject, description, subject_of
 from vitrefine.surgery.checkpoint import load
 from vitrefine.surgery.create import create
 from vitrefine.surgery.hub import HUB
@@ -25,14 +25,7 @@ def run_of(text: str) -> RunInfo | None:
 
 
 def open_subject(
-    text: str,
-    data: DataSet,
-    *,
-    pretrained: bool = False,
-    size: Size | None = None,
-    crop_ratio: float | None = None,
-    device: str | torch.device | None = None,
-    precision: str = "fp32",
+    text: str, data: DataSet, *, pretrained: bool = False, crop_ratio: float | None = None, **options: Any
 ) -> Subject:
     """The model that a text names.
 
@@ -40,23 +33,22 @@ def open_subject(
         text: The folder of a run, a .safetensors file or a folder as `load` takes them, `hf-hub:owner/name`, or a spec.
         data: What it will be tested on.
         pretrained: Take a spec's published weights.
-        size, crop_ratio, device, precision: As `subject_of` takes them.
+        crop_ratio: At test time; the checkpoint's own if None.
+        options: As `subject_of` takes them.
     """
     run = run_of(text)
     if run is not None and not (run.folder / MODEL).is_file():
         raise UserError(f"the run {run.folder} has no {MODEL} yet (it is {run.status}); finish it with --resume")
     if run is None and not _is_file(text):
-        model, name = _of_spec(text, pretrained), text
-    elif pretrained:
+        return subject_of(_of_spec(text, pretrained), data, name=text, crop_ratio=crop_ratio, **options)
+    if pretrained:
         raise UserError(f"{text} holds its own weights; leave --pretrained out")
-    else:
-        model = load(run.folder if run else text)
-        name = run.base_spec if run else description(model)
-        config: Any = getattr(model, "pretrained_cfg", None) or {}
-        _check_classes(text, config.get("label_names"), data)
-        crop_ratio = crop_ratio or config.get("crop_pct")
-    options: dict[str, Any] = {"size": size, "crop_ratio": crop_ratio, "device": device, "precision": precision}
-    return subject_of(model, data, name=name, **options)
+    model = load(run.folder if run else text)
+    name = run.base_spec if run else description(model)
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    ratio = config.get("crop_pct") if crop_ratio is None else crop_ratio
+    subject = subject_of(model, data, name=name, crop_ratio=ratio, **options)
+    return replace(subject, notes=(*subject.notes, *_classes(text, config.get("label_names"), data)))
 
 
 def _is_file(text: str) -> bool:
@@ -73,7 +65,13 @@ def _of_spec(text: str, pretrained: bool) -> nn.Module:
     return create(spec) if named else create(spec, pretrained=True)
 
 
-def _check_classes(text: str, its: Any, data: DataSet) -> None:
-    """Equal names in another order would turn a good model into a bad one without a word."""
-    if its and tuple(its) != data.classes and sorted(its) == sorted(data.classes):
+def _classes(text: str, its: Any, data: DataSet) -> list[str]:
+    """A note if classes bear other names; equal ones in another order would make a good model look like a bad one."""
+    if not its or tuple(its) == data.classes:
+        return []
+    if sorted(its) == sorted(data.classes):
         raise UserError(f"{text} has the classes of {data.name} in another order; train and test with the same one")
+    first = next(
+        (pair for pair in zip(its, data.classes, strict=False) if pair[0] != pair[1]), (its[0], data.classes[0])
+    )
+    return [f"classes are matched by number, for their names differ: the model's {first[0]} is the data's {first[1]}"]

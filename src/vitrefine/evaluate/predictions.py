@@ -7,8 +7,9 @@ take 4 MB instead of 200 MB of logits, so that every repeat of a noise and every
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +23,13 @@ from vitrefine.errors import UserError
 from vitrefine.evaluate.cache import Cache, Columns
 from vitrefine.evaluate.change import Change, Unchanged
 from vitrefine.evaluate.images import ImageSet, Shown
-from vitrefine.evaluate.subject import Subject
+from vitrefine.evaluate.subject import Subject, check_ratio
 
 Watcher = Callable[[str, int, int], None]
 """Told what is being done, how many images are through, and how many there are."""
+
+Scores = tuple[Tensor, ...]
+"""Of a batch, the columns of `Predictions`."""
 
 BEST = 5
 _KEEP_EVERY = 20.0  # seconds
@@ -87,7 +91,8 @@ class Examiner:
             crop_ratio: At test time; the subject's own if None.
             what: For who watches.
         """
-        change, ratio = change or Unchanged(), crop_ratio or self.subject.crop_ratio
+        change = change or Unchanged()
+        ratio = self.subject.crop_ratio if crop_ratio is None else check_ratio(crop_ratio)
         key = self._key(change, ratio)
         kept = self.cache.read(key) if self.cache else None
         if kept is not None and kept.keys() == {field.name for field in fields(Predictions)}:
@@ -96,6 +101,16 @@ class Examiner:
         if self.cache:
             self.cache.write(key, columns)
         return Predictions(**columns)
+
+    def predict_again(self, first: Predictions, change: Change | None = None, **options: Any) -> Predictions:
+        """`predict`, for comparison: of the same images as the first predictions, and no others."""
+        found = self.predict(change, **options)
+        if not np.array_equal(found.index, first.index):
+            raise UserError(
+                f"some images of {self.images.data.name} could be read one time and not another; mend them, and "
+                "evaluate again with a new --cache"
+            )
+        return found
 
     def _key(self, change: Change, ratio: float) -> str:
         subject = self.subject
@@ -106,13 +121,15 @@ class Examiner:
     def _computed(self, key: str, change: Change, ratio: float, what: str) -> Columns:
         batch, total = self.images.batch, len(self.images)
         start, parts = self.cache.read_parts(key, batch) if self.cache else (0, [])
-        done, first, fresh = sum(len(part["index"]) for part in parts), start, list[Columns]()
+        done, first, fresh = sum(len(part["index"]) for part in parts), start, list[Scores]()
         kept_at = time.monotonic()
         self.watch(what, done, total)
 
         def keep() -> None:
-            if self.cache and fresh:
-                self.cache.write_part(key, batch, first, reached, _joined(fresh))
+            if fresh:
+                parts.append(self._fetched(fresh))
+                if self.cache:
+                    self.cache.write_part(key, batch, first, reached, parts[-1])
 
         reached = start
         try:
@@ -124,42 +141,52 @@ class Examiner:
                 reached = following
                 if time.monotonic() - kept_at > _KEEP_EVERY:
                     keep()
-                    parts, fresh, first, kept_at = [*parts, *fresh], [], reached, time.monotonic()
+                    fresh, first, kept_at = [], reached, time.monotonic()
         except KeyboardInterrupt:
             keep()
             raise
-        if not parts and not fresh:
+        if fresh:
+            parts.append(self._fetched(fresh))
+        if not parts:
             raise UserError(f"none of the test images of {self.images.data.name} can be read; mend them")
-        return _in_order(_joined([*parts, *fresh]))
+        return _in_order(_joined(parts))
 
-    def _scored(self, shown: Shown, change: Change) -> Columns:
+    def _scored(self, shown: Shown, change: Change) -> Scores:
         pixels = change(self.subject, shown)
         with torch.no_grad():
             logits = self.subject.logits(pixels)
-        self._check(logits, shown)
-        if self.classes is not None:
-            logits = only_classes(logits, self.classes)
-        return asdict(score(logits, shown.targets, shown.index))
-
-    def _check(self, logits: Tensor, shown: Shown) -> None:
         data = self.images.data
         if logits.shape[-1] != len(data.classes):
             raise UserError(
                 f"{self.subject.name} tells {logits.shape[-1]} classes apart, but {data.name} has {len(data.classes)}; "
                 "test it on the classes that it was trained on"
             )
-        if not bool(logits.isfinite().all()):
-            number = int(shown.index[~logits.isfinite().all(dim=1)][0])
+        if self.classes is not None:
+            logits = only_classes(logits, self.classes)
+        return score(logits, shown.targets, shown.index)
+
+    def _fetched(self, scores: Sequence[Scores]) -> Columns:
+        columns = fetched(scores)
+        broken = ~np.isfinite(columns["loss"])
+        if broken.any():
             raise UserError(
-                f"{self.subject.name} gives logits that are no numbers for test image {number}; train it anew"
+                f"{self.subject.name} gives logits that are no numbers for test image {columns['index'][broken][0]}; "
+                "train it anew"
             )
+        return columns
 
 
-def score(logits: Tensor, targets: Tensor, index: Tensor) -> Predictions:
-    """What is kept of logits (B, classes)."""
-    probability, best = logits.double().softmax(dim=1).topk(min(BEST, logits.shape[1]))
-    loss = F.cross_entropy(logits.double(), targets, reduction="none")
-    return Predictions(*(x.cpu().numpy() for x in (index, targets, best, probability[:, 0], loss)))
+def score(logits: Tensor, targets: Tensor, index: Tensor) -> Scores:
+    """What is kept of logits (B, classes), still on their device: to fetch it for each batch would make it wait."""
+    logits = logits.double()
+    probability, best = logits.softmax(dim=1).topk(min(BEST, logits.shape[1]))
+    return index, targets, best, probability[:, 0], F.cross_entropy(logits, targets, reduction="none")
+
+
+def fetched(scores: Sequence[Scores]) -> Columns:
+    """The columns of `Predictions`, of several batches."""
+    columns = (torch.cat(column).cpu().numpy() for column in zip(*scores, strict=True))
+    return dict(zip((field.name for field in fields(Predictions)), columns, strict=True))
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

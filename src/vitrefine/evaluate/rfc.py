@@ -42,18 +42,21 @@ class Calibration:
     sweep: list[Point]
 
 
-def calibrate(examiner: Examiner, usual: float, *, ratios: Sequence[float] = RATIOS, seed: int = 0) -> Calibration:
+def calibrate(
+    examiner: Examiner, clean: Predictions, *, ratios: Sequence[float] = RATIOS, seed: int = 0
+) -> Calibration:
     """Sweep over crop ratios.
 
     Args:
         examiner: Of the model and the images.
-        usual: The ratio to compare with; it is tried too.
+        clean: What the model predicts at its usual ratio, with which the others are compared.
         ratios: To try.
         seed: Of the halves.
     """
+    usual = examiner.subject.crop_ratio
     swept = sorted({*ratios, usual})
-    found = {ratio: examiner.predict(crop_ratio=ratio, what=f"crop ratio {ratio:g}") for ratio in swept}
-    chooses = _half(len(found[usual]), seed)
+    chooses = _half(len(clean), seed)
+    found = {r: examiner.predict_again(clean, crop_ratio=r, what=f"crop ratio {r:g}") for r in swept}
     best = max(swept, key=lambda ratio: (*_merit(found[ratio], chooses), -abs(ratio - usual)))
     gain = Estimate(0.0, None, None, "images", int((~chooses).sum()))
     if best != usual:

@@ -19,6 +19,7 @@ _WARM_UP = 3
 class Speed:
     """Throughput and latency in inference, and the most memory that the throughput's batches took."""
 
+    device: str
     batch: int
     images_per_s: float
     """By the median time of a batch."""
@@ -43,12 +44,23 @@ def measure_speed(subject: Subject, *, batch: int = 64, seconds: float = _SECOND
     memory = peak_of(subject.device)
     single = 1000 * _times(subject, 1, seconds)
     return Speed(
+        device=in_words(subject.device),
         batch=batch,
         images_per_s=round(batch / float(np.median(many)), 1),
         latency_ms={f"p{p}": round(float(np.percentile(single, p)), 3) for p in PERCENTILES},
         runs=min(len(many), len(single)),
         memory_mib=round(memory, 1),
     )
+
+
+def in_words(device: torch.device) -> str:
+    """A device by its name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def _times(subject: Subject, batch: int, seconds: float) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,11 +42,18 @@ class Subject:
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Class logits (B, classes) of pixels (B, C, H, W) from 0 to 1, in float32; gradients reach the pixels."""
-        mean, std = (torch.tensor(x, device=pixels.device).view(1, -1, 1, 1) for x in (self.mean, self.std))
+        mean, std = self._normalisation
         reduced = PRECISIONS[self.precision]
         with torch.autocast(self.device.type, reduced, enabled=reduced is not None):
             found = logits_of(self.model((pixels - mean) / std))
         return found.float()
+
+    @cached_property
+    def _normalisation(self) -> tuple[Tensor, Tensor]:
+        """On the device once, for every copy to it makes the host wait."""
+        with torch.inference_mode(False):  # attacks could not use what `measure_speed` would leave here
+            mean, std = (torch.tensor(x, device=self.device).view(1, -1, 1, 1) for x in (self.mean, self.std))
+        return mean, std
 
 
 def subject_of(
@@ -89,18 +97,33 @@ def subject_of(
     if not mean or not std or len(mean) != channels:
         mean, std = data.mean, data.std
         notes.append(f"the model does not say how its images are normalised, so {data.name}'s mean and deviation count")
-    return Subject(
+    usual = 1.0 if data.size else config.get("crop_pct") or TEST_CROP_RATIO
+    subject = Subject(
         model=model.eval().to(place),
         name=name,
         size=size or own_size,
         mean=tuple(mean),
         std=tuple(std),
-        crop_ratio=_crop_ratio(crop_ratio, config.get("crop_pct"), data),
+        crop_ratio=check_ratio(usual if crop_ratio is None else crop_ratio),
         device=place,
         precision=precision,
         key=_fingerprint(model, what),
         notes=tuple(notes),
     )
+    if subject.size != own_size:
+        _try_size(subject, own_size)
+    return subject
+
+
+def _try_size(subject: Subject, own: Size) -> None:
+    asked = f"{subject.size[0]}×{subject.size[1]}"
+    try:
+        with torch.no_grad():
+            subject.logits(torch.zeros(1, len(subject.mean), *subject.size, device=subject.device))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"{subject.name} cannot take images of {asked} pixels; it takes {own[0]}×{own[1]} if the size is left out"
+        ) from error
 
 
 def description(model: nn.Module) -> str:
@@ -111,16 +134,17 @@ def description(model: nn.Module) -> str:
         return type(model).__name__
 
 
-def _crop_ratio(asked: float | None, its: float | None, data: DataSet) -> float:
-    if asked is not None and not 0 < asked <= MOST_RATIO:
-        raise UserError(f"a crop ratio of {asked:g} cannot be had; give one above 0, and {MOST_RATIO:g} at most")
-    return asked or (1.0 if data.size else its or TEST_CROP_RATIO)
+def check_ratio(ratio: float) -> float:
+    """Refuse a crop ratio that cannot be had."""
+    if not 0 < ratio <= MOST_RATIO:
+        raise UserError(f"a crop ratio of {ratio:g} cannot be had; give one above 0, and {MOST_RATIO:g} at most")
+    return ratio
 
 
 def _device(asked: str | torch.device | None) -> torch.device:
     try:
         device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
+        torch.zeros((), device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"there is no device {asked} here; leave it out, or take cpu") from error
     return device

@@ -21,7 +21,7 @@ from vitrefine.evaluate.open import open_subject
 from vitrefine.evaluate.predictions import Examiner, Watcher, silent
 from vitrefine.evaluate.rfc import RATIOS, calibrate
 from vitrefine.evaluate.robustness import REPEATS, measure_robustness, usual_trials
-from vitrefine.evaluate.speed import measure_speed
+from vitrefine.evaluate.speed import in_words, measure_speed
 from vitrefine.evaluate.subject import Subject, subject_of
 
 SUITES = PARTS
@@ -77,14 +77,17 @@ def evaluate(
     folder = default_folder() if cache is True else Path(cache) if cache else None
     examiner = Examiner(subject, images, choices(data), Cache(folder) if folder else None, watch)
     found: dict[str, Any] = {}
+    notes = subject.notes
     clean = examiner.predict(what="images as they are") if wanted != {"speed"} else None
     if clean is not None:
         steps: dict[str, Callable[[], Any]] = {
             "accuracy": lambda: measure_accuracy(clean, data),
             "robustness": lambda: measure_robustness(examiner, clean, usual_trials(seed, repeats)),
-            "rfc": lambda: calibrate(examiner, subject.crop_ratio, ratios=ratios, seed=seed),
+            "rfc": lambda: calibrate(examiner, clean, ratios=ratios, seed=seed),
         }
         found = {name: step() for name, step in steps.items() if name in wanted}
+        if lost := len(images) - len(clean):
+            notes = (*notes, f"{lost:,} of {len(images):,} test images cannot be read, and are left out")
     if "speed" in wanted:
         watch("speed", 0, 1)
         found["speed"] = measure_speed(subject, batch=batch)
@@ -104,14 +107,14 @@ def evaluate(
             "seed": seed,
             "precision": subject.precision,
         },
-        device=_in_words(subject.device),
+        device=in_words(subject.device),
         versions={
             "vitrefine": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "timm": version("timm"),
         },
-        notes=subject.notes,
+        notes=notes,
         **found,
     )
 
@@ -121,10 +124,3 @@ def _wanted(suites: Sequence[str]) -> set[str]:
     for name in names:
         check_choice("suite", name, (*SUITES, "all"))
     return set(SUITES) if "all" in names else set(names)
-
-
-def _in_words(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'' if threads == 1 else 's'}"

@@ -74,7 +74,8 @@ def _collected(group: Group) -> tuple[list[dict[int, BySeed]], list[Run]]:
             if found and _is_newer(run):
                 stale.append(run)
                 continue
-            for each in found:
+            # The last is the newest; those of other weights were made before the run was trained again.
+            for each in (each for each in found if each.get("weights") == found[-1].get("weights")):
                 alike = json.dumps([each.get("fingerprint"), each.get("images"), _shared(each)], sort_keys=True)
                 sittings.setdefault(alike, {}).setdefault(index, {})[run.seed] = each
     return list(sittings.values()), stale
@@ -129,8 +130,13 @@ def _lines(found: Sequence[Found]) -> Iterator[Line]:
         yield Line(label, "%", _trial(name))
     yield Line("best crop ratio (RFC)", "", _path("rfc", "best"), 2)
     yield Line("its gain", "points", _path("rfc", "gain"))
-    yield Line("images/s in inference", "", _path("speed", "images_per_s"), 0)
-    yield Line("latency of one image", "ms", _path("speed", "latency_ms", "p50"), 2)
+    speeds = [each["speed"] for each in found if each.get("speed")]
+    for device, batch in dict.fromkeys((each.get("device"), each.get("batch")) for each in speeds):
+        made, place = {"device": device, "batch": batch}, f"{batch} at once on {device}"
+        yield Line(f"images/s in inference, {place}", "", _speed(made, "images_per_s"), 0)
+        yield Line(f"peak memory, {place}", "MiB", _speed(made, "memory_mib"), 0)
+    for device in dict.fromkeys(each.get("device") for each in speeds):
+        yield Line(f"latency of one image on {device}", "ms", _speed({"device": device}, "latency_ms", "p50"), 2)
 
 
 def _path(*names: str) -> Callable[[Found], Any]:
@@ -140,6 +146,12 @@ def _path(*names: str) -> Callable[[Found], Any]:
         return found
 
     return find
+
+
+def _speed(made: Mapping[str, Any], *names: str) -> Callable[[Found], Any]:
+    """A figure of speed, if it was made on this device with this batch."""
+    find = _path("speed", *names)
+    return lambda found: find(found) if made.items() <= (found.get("speed") or {}).items() else None
 
 
 def _trial(name: str) -> Callable[[Found], Any]:
