@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitrefine.layers import official_inference
 from vitrefine.layers.official_inference import fold, refine_officially
 from vitrefine.layers.official_refiner import OfficialRefiner
 from vitrefine.ops.official_refine import official_refine
@@ -33,4 +34,14 @@ def test_gradients_and_statistics_are_left_to_the_modules() -> None:
     before = module[1].running_mean.clone()
     with torch.no_grad():
         refine_officially(maps, module.train())
+    assert not module[1].running_mean.equal(before)
+
+
+def test_norms_of_several_processes_keep_their_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients but in training, they are not folded."""
+    monkeypatch.setattr(official_inference, "kernel_serves", lambda maps, hidden: True)
+    module = nn.SyncBatchNorm.convert_sync_batchnorm(refiner(3).train())
+    before = module[1].running_mean.clone()
+    with torch.no_grad():
+        refine_officially(torch.rand(2, 4, 5, 7), module)
     assert not module[1].running_mean.equal(before)

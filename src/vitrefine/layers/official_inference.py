@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitrefine.layers.official_refiner import OfficialRefiner
 from vitrefine.ops.official_refine import OfficialMix, kernel_serves, official_refine
@@ -39,7 +40,7 @@ def fold(refiner: OfficialRefiner, last: nn.BatchNorm2d, factor: float) -> Offic
 def _folds(refiner: nn.Module, last: nn.Module) -> bool:
     if not isinstance(refiner, OfficialRefiner) or refiner.dense or refiner.local.kernel_size != (3, 3):
         return False
-    norms = [m for m in (*refiner.modules(), last) if isinstance(m, nn.BatchNorm2d)]
+    norms = [m for m in (*refiner.modules(), last) if isinstance(m, _BatchNorm)]
     return not any(norm.training or norm.running_var is None or not norm.affine for norm in norms)
 
 
