@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from vitrefine.errors import UserError
@@ -122,15 +123,11 @@ def _attention(profiles: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[
     means = {key: values for key, values in means.items() if values}
     for key in ("entropy", "class_entropy", "distance", "token_similarity", "evolution"):
         if key in means:
-            yield key, _mean(means[key])
+            yield key, fmean(means[key])
     maps = means.get("refined_head_similarity") or means.get("head_similarity")
     if maps:
-        yield "map_similarity", _mean(maps)
+        yield "map_similarity", fmean(maps)
     for key in ("broadcast_mean", "broadcast_ratio"):
         if len(values := means.get(key, [])) > 1:
             half = len(values) // 2
-            yield f"{key}_rise", _mean(values[-half:]) - _mean(values[:half])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+            yield f"{key}_rise", fmean(values[-half:]) - fmean(values[:half])

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from vitrefine.cli.figures import Figures
+
 if TYPE_CHECKING:
     from vitrefine.train.job import Line, Result, Start
 
@@ -83,7 +85,7 @@ class RunView:
         self._view = view
         self._start: Start | None = None
         self._task: TaskID | None = None
-        self._figures: dict[str, str] = {}
+        self._figures, self._epoch = Figures(), ""
 
     def on_start(self, start: "Start") -> None:
         view, self._start = self._view, start
@@ -93,19 +95,17 @@ class RunView:
             view.on_note(f"run {view.begun} of {len(view.names)}: {self.name}, on {start.device}")
 
     def on_step(self, line: "Line") -> None:
-        self._figures |= {"loss": f"loss {line['loss']:.3f}", "speed": f"{line['images_per_s']:,.0f} images/s"}
+        self._figures.learn(line)
         self._advance(line["step"])
 
     def on_epoch(self, line: "Line") -> None:
         assert self._start is not None
         epochs = self._start.epochs
-        self._figures |= {"epoch": f"epoch {line['epoch']}/{epochs}"}
-        if "top1" in line:
-            self._figures |= {"accuracy": f"test {line['top1']:.2f} %"}
-        self._figures |= {"loss": f"loss {line['train_loss']:.3f}", "speed": f"{line['images_per_s']:,.0f} images/s"}
+        self._epoch = f"epoch {line['epoch']}/{epochs}  "
+        self._figures.learn(line)
         self._advance(line["step"])
         if not self._view.console.is_terminal and line["epoch"] % (1 + epochs // _LINES) == 0:
-            self._view.on_note(f"{self.name}: {self._shown()}")
+            self._view.on_note(f"{self.name}: {self._epoch}{self._figures}")
 
     def on_note(self, sentence: str) -> None:
         self._view.on_note(sentence)
@@ -124,15 +124,10 @@ class RunView:
         if self._start:
             self._view.advance(self._start.steps)
 
-    def _shown(self) -> str:
-        return "  ".join(
-            self._figures[name] for name in ("epoch", "loss", "accuracy", "speed") if name in self._figures
-        )
-
     def _advance(self, step: int) -> None:
         assert self._start is not None
         self.step = step
         self._view.advance(self._start.steps)
         if self._task is None:
             self._task = self._view.progress.add_task("", total=self._start.steps, name=self.name, figures="")
-        self._view.progress.update(self._task, completed=step, figures=self._shown())
+        self._view.progress.update(self._task, completed=step, figures=f"{self._epoch}{self._figures}")

@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from vitrefine.cli.figures import Figures
+
 if TYPE_CHECKING:
     from vitrefine.train.job import Line, Result, Start
 
@@ -24,7 +26,7 @@ class TrainingView:
         name, epoch, figures = (TextColumn(column, markup=False) for column in columns)
         self._progress = Progress(name, BarColumn(), epoch, figures, TimeRemainingColumn(), console=self.console)
         self._task = TaskID(0)
-        self._figures: dict[str, str] = {}
+        self._figures = Figures()
         self._start: Start | None = None
 
     def __enter__(self) -> "TrainingView":
@@ -37,7 +39,7 @@ class TrainingView:
             self._progress.stop()
 
     def on_start(self, start: "Start") -> None:
-        self._start, self._figures = start, {}
+        self._start, self._figures = start, Figures()
         length = f"{start.epochs} {'epoch' if start.epochs == 1 else 'epochs'} of {start.updates_per_epoch} updates"
         self._say(f"{start.spec} on {start.data}: {length}, {_where(start)}; writing to {start.folder}")
         if self.live:
@@ -45,19 +47,14 @@ class TrainingView:
             self._task = self._progress.add_task(start.folder.name, total=start.steps, completed=start.step, **fields)
 
     def on_step(self, line: "Line") -> None:
-        self._figures |= {"loss": f"loss {line['loss']:.3f}", "speed": f"{line['images_per_s']:,.0f} images/s"}
         self._advance(line)
         if not self.live:
-            self._say(f"step {line['step']}/{self._steps}  {self._shown()}  lr {line['lr']:.2e}")
+            self._say(f"step {line['step']}/{self._steps}  {self._figures}  lr {line['lr']:.2e}")
 
     def on_epoch(self, line: "Line") -> None:
-        self._figures |= {"loss": f"loss {line['train_loss']:.3f}"}
-        if "top1" in line:
-            self._figures |= {"accuracy": f"test {line['top1']:.2f} %"}
-        self._figures |= {"speed": f"{line['images_per_s']:,.0f} images/s"}
         self._advance(line)
         if not self.live:
-            self._say(f"epoch {line['epoch']}/{self._epochs}  {self._shown()}  {line['seconds']:.1f} s")
+            self._say(f"epoch {line['epoch']}/{self._epochs}  {self._figures}  {line['seconds']:.1f} s")
         if "skipped" in line:
             self._say("; ".join(f"{count} times skipped: {reason}" for reason, count in line["skipped"].items()))
 
@@ -76,12 +73,10 @@ class TrainingView:
     def _epochs(self) -> int:
         return self._start.epochs if self._start else 0
 
-    def _shown(self) -> str:
-        return "  ".join(self._figures[name] for name in ("loss", "accuracy", "speed") if name in self._figures)
-
     def _advance(self, line: "Line") -> None:
+        self._figures.learn(line)
         if self.live:
-            fields: dict[str, Any] = {"epoch": f"{line['epoch']}/{self._epochs}", "figures": self._shown()}
+            fields: dict[str, Any] = {"epoch": f"{line['epoch']}/{self._epochs}", "figures": str(self._figures)}
             self._progress.update(self._task, completed=line["step"], **fields)
 
     def _say(self, sentence: str) -> None:

@@ -37,6 +37,13 @@ class FolderSource:
     def name_of(self, number: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._paths[number]))
 
+    def stat_of(self, number: int) -> os.stat_result | None:
+        """What the disk knows of an image; None for a link to nowhere, which whoever reads it will tell."""
+        try:
+            return os.stat(self.name_of(number))
+        except OSError:
+            return None
+
     def file_names(self) -> list[str]:
         """Paths of all images, below the root."""
         return [os.fsdecode(path) for path in self._paths]
@@ -124,12 +131,6 @@ def fingerprint(classes: tuple[str, ...], *sources: FolderSource) -> str:
         digest.update("\n".join(names).encode("utf-8", "surrogateescape"))
         digest.update(source.labels.numpy().tobytes())
         every = max(1, len(names) // _SIZES_LOOKED_AT)
-        digest.update(repr([_size(source.name_of(i)) for i in range(0, len(names), every)]).encode())
+        found = [source.stat_of(i) for i in range(0, len(names), every)]
+        digest.update(repr([stat.st_size if stat else 0 for stat in found]).encode())
     return digest.hexdigest()[:16]
-
-
-def _size(name: str) -> int:
-    try:
-        return os.stat(name).st_size
-    except OSError:  # a link to nowhere; whoever reads the image will say so
-        return 0

@@ -71,8 +71,7 @@ def attention_maps_on(model: nn.Module, images: Tensor) -> list[Tensor]:
         if grid is not None and call.proper:
             some = slice(0, 1) if grid.prefix else slice(None)
             row = call.maps(queries=some).float().mean(dim=(1, 2))
-            heat = row[:, grid.prefix :].unflatten(-1, (grid.height, grid.width))
-            found.append(heat / heat.amax(dim=(1, 2), keepdim=True).clamp(min=1e-12))
+            found.append(_heat(row, grid))
 
     with evaluating(model), capture(model, on_call=look):
         model(images)
@@ -122,6 +121,11 @@ def attention_rollout(model: nn.Module, images: Tensor) -> Tensor:
     if rolled is None or grid is None:
         raise UserError(f"no attention of {_kind(model)} maps the whole image to itself, so nothing can be rolled out")
     row = rolled[:, 0] if grid.prefix else rolled.mean(dim=1)
+    return _heat(row, grid)
+
+
+def _heat(row: Tensor, grid: TokenGrid) -> Tensor:
+    """Attention (B, tokens) on the patches of an image, (B, h, w), the greatest of each image 1."""
     heat = row[:, grid.prefix :].unflatten(-1, (grid.height, grid.width))
     return heat / heat.amax(dim=(1, 2), keepdim=True).clamp(min=1e-12)
 

@@ -1,6 +1,7 @@
 """What the numbers of a diagnosis mean, in sentences that name the layers."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from vitrefine.diagnose.profile import Profile
 from vitrefine.diagnose.similarity import SimilarityMatrix
@@ -40,10 +41,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}{PER_CENT}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _entropy(profiles: Mapping[str, Profile]) -> str:
     profile = profiles.get("entropy")
     shares = profile.shares if profile else None
@@ -51,11 +48,11 @@ def _entropy(profiles: Mapping[str, Profile]) -> str:
         return ""
     even = [i for i, share in enumerate(shares) if share >= NEARLY_UNIFORM]
     sharp = [i for i, share in enumerate(shares) if share < SHARP]
-    average = f"attention has {percent(_mean(shares))} of maximal entropy on average, {profile.mean:.2f} nats"
+    average = f"attention has {percent(fmean(shares))} of maximal entropy on average, {profile.mean:.2f} nats"
     if len(even) == len(shares):
         return f"all layers are nearly uniform: {average}; CB gives such attention for nothing"
     if even:
-        those = _mean([shares[i] for i in even])
+        those = fmean([shares[i] for i in even])
         verb = "are" if len(even) > 1 else "is"
         what = f"{layers(even)} {verb} nearly uniform: {percent(those)} of maximal entropy; CB targets exactly this"
         return f"{what} ({average})"
@@ -96,7 +93,7 @@ def _refined_heads(profiles: Mapping[str, Profile]) -> str:
     if not after or not before:
         return ""
     names = {layer.name for layer in after.layers}
-    then = _mean([layer.whole.mean for layer in before.layers if layer.name in names])
+    then = fmean([layer.whole.mean for layer in before.layers if layer.name in names])
     change = after.mean - then
     how = (
         "makes heads more different"
@@ -182,7 +179,7 @@ def contrasts(first: str, second: str, one: Mapping[str, Profile], other: Mappin
         if key not in one or key not in other:
             continue
         before, after = (
-            _mean(profile.shares) if profile.shares else profile.mean for profile in (one[key], other[key])
+            fmean(profile.shares) if profile.shares else profile.mean for profile in (one[key], other[key])
         )
         if abs(after - before) >= least:
             show = percent if one[key].shares else "{:.2f}".format

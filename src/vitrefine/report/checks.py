@@ -1,8 +1,10 @@
 """Whether all specs of a comparison can be trained, found out before any of them is."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
+from torch import nn
 
 from vitrefine.data.dataset import DataSet
 from vitrefine.errors import UserError
@@ -25,13 +27,7 @@ def check_specs(specs: Sequence[str], data: DataSet, recipe: Recipe, weights: st
 
 def _check(spec: str, data: DataSet, recipe: Recipe, weights: str | None) -> None:
     fitting = fit(spec, data, recipe, keep_patches=weights is not None, say=lambda _: None)
-    if weights is not None:
-        build_model(fitting, recipe, seed=0, weights=weights)
-    try:
-        with torch.device("meta"):
-            model, _ = build_model(fitting, recipe, seed=0, weights=None)
-    except UserError:
-        model, _ = build_model(fitting, recipe, seed=0, weights=None)  # a few need values to be built
+    model = _built(fitting, recipe, weights)
     loss = recipe.loss
     if loss.distillation is None and not (loss.token_labels and loss.token_labels.teacher):
         build_objective(recipe, model, len(data.classes))  # with a teacher, that would be loaded once a spec
@@ -39,6 +35,13 @@ def _check(spec: str, data: DataSet, recipe: Recipe, weights: str | None) -> Non
         measure(model, fitting.size, data.channels)
     except Exception:  # a few models run on values only
         _run(fitting, data, recipe)
+
+
+def _built(fitting: Fit, recipe: Recipe, weights: str | None) -> nn.Module:
+    if weights is None:
+        with suppress(UserError), torch.device("meta"):
+            return build_model(fitting, recipe, seed=0, weights=None)[0]
+    return build_model(fitting, recipe, seed=0, weights=weights)[0]  # a few need values to be built
 
 
 def _run(fitting: Fit, data: DataSet, recipe: Recipe) -> None:

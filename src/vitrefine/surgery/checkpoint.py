@@ -54,7 +54,11 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", **kwargs: Any)
     """
     if needless := sorted(kwargs.keys() & SOURCES):
         raise UserError(f"load takes no {needless[0]}, for the weights are in the file")
-    state, info = read(located(path))
+    return restored(path, *read(located(path)), **kwargs).to(device)
+
+
+def restored(path: str | Path, state: State, info: Info, **kwargs: Any) -> nn.Module:
+    """The model of what was read from a file; arguments as of `load`."""
     try:
         spec = parse(info["spec"])
         _check_harmless(spec.base)
@@ -65,7 +69,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", **kwargs: Any)
         raise UserError(f"{path} cannot be loaded: {error}{by}") from error
     _tie(model, info.get("tied", {}))
     _equip(model, info)
-    return model.eval().to(device)
+    return model.eval()
 
 
 def _check_harmless(base: Call) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrefine.errors import UserError
-from vitrefine.surgery.checkpoint import load
+from vitrefine.surgery.checkpoint import restored
 from vitrefine.surgery.create import create
 from vitrefine.surgery.hub import located
 from vitrefine.surgery.weights import read_any
@@ -67,7 +67,7 @@ def _source(path: str, fit: Fit) -> dict[str, Tensor]:
     weights, info = read_any(located(path))
     if info is None:
         return weights
-    model = load(path)
+    model = restored(path, weights, info)
     resize: Any = getattr(model, "set_input_size", None)
     if resize is not None:
         resize(img_size=fit.size)

@@ -16,6 +16,7 @@ from vitrefine.ops.kernels.attention_statistics import (
     rows_kernel,
 )
 from vitrefine.ops.kernels.launch import Launcher, on_its_device
+from vitrefine.ops.kernels.shapes import cdiv, padded, rows_contiguous
 
 KINDS = (torch.float16, torch.bfloat16, torch.float32)
 MAX_DIM, MAX_HEADS, MAX_PLACES = 128, 32, 2
@@ -39,7 +40,7 @@ def gram_tile(heads: int, dim: int, dtype: torch.dtype) -> dict[str, int]:
     """Of the second kernel, which has all heads at once."""
     heads = max(8, triton.next_power_of_2(heads))
     rows, keys = {8: (32, 16), 16: (16, 32), 32: (16, 16)}[heads]
-    chunk = width = max(16, triton.next_power_of_2(dim))
+    chunk = width = padded(dim)
     while chunk > 16 and heads * (rows + keys) * chunk * dtype.itemsize > GRAM_BYTES:
         chunk //= 2
     sides = {"HEADS": heads, "ROWS": rows, "KEYS": keys, "DIM": width, "CHUNK": chunk}
@@ -52,7 +53,7 @@ def _statistics(
     q: Tensor, k: Tensor, mask: Tensor | None, places: Tensor | None, scale: float, query: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Entropy, squares, similarity, distance (empty without places) and one query's maps (empty for -1)."""
-    q, k = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k))
+    q, k = rows_contiguous(q), rows_contiguous(k)
     batch, heads, n_queries, dim = q.shape
     n_keys = k.shape[2]
     entropy, squares, similarity, distance, row = _empty(q, k, places, query)
@@ -70,7 +71,7 @@ def _statistics(
     tile = rows_tile(n_keys, dim, q.dtype)
     launch(
         rows_kernel,
-        (batch * heads * triton.cdiv(n_queries, tile["ROWS"]), 1, 1),
+        (batch * heads * cdiv(n_queries, tile["ROWS"]), 1, 1),
         q,
         k,
         q if mask is None else mask,
@@ -82,12 +83,12 @@ def _statistics(
         *sizes,
         MASK=kind,
         PLACED=places is not None,
-        DIM=max(16, triton.next_power_of_2(dim)),
+        DIM=padded(dim),
         PRECISION="tf32x3" if single else "ieee",
         **tile,
     )
     tile = gram_tile(heads, dim, q.dtype)
-    tiles = triton.cdiv(n_queries, tile["ROWS"])
+    tiles = cdiv(n_queries, tile["ROWS"])
     partial = lse.new_empty((batch, tiles, tile["HEADS"], tile["HEADS"]))
     launch(
         gram_kernel,

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrefine.ops.kernels.launch import Launcher, on_its_device
+from vitrefine.ops.kernels.shapes import cdiv, padded, rows_contiguous
 
 COLUMNS = 64  # of features at a time
 SHARES = 132  # programs that share the columns of a gram: one for each multiprocessor of an H200
@@ -88,10 +89,10 @@ def _(tokens: Tensor) -> Tensor:
 @on_its_device
 def centred_gram_triton(features: Tensor) -> Tensor:
     """`centred_gram` of (n, columns), n at most 128, in half or single precision."""
-    features = features if features.stride(1) == 1 else features.contiguous()
+    features = rows_contiguous(features)
     count, width = features.shape
     several = 1 if count > 64 else 4  # fit a multiprocessor
-    shares = min(several * SHARES, triton.cdiv(width, COLUMNS))
+    shares = min(several * SHARES, cdiv(width, COLUMNS))
     partial = features.new_empty((shares, count, count), dtype=torch.float32)
     Launcher("centred_gram", [features])(
         gram_kernel,
@@ -101,7 +102,7 @@ def centred_gram_triton(features: Tensor) -> Tensor:
         features.stride(0),
         count,
         width,
-        IMAGES=max(16, triton.next_power_of_2(count)),
+        IMAGES=padded(count),
         COLUMNS=COLUMNS,
         PRECISION="bf16x3" if features.is_cuda else "ieee",  # which the interpreter does not know
         num_warps=8 if count > 64 else 4,
