@@ -24,6 +24,7 @@ from torch import Tensor
 from vitrefine.layers.official_refiner import OfficialRefiner
 from vitrefine.ops.kernels import refined_attention_and_maps_triton, refined_attention_triton
 from vitrefine.ops.official_refine import OfficialMix, official_refine
+from vitrefine.ops.official_refine_training import Norm, TrainedMix, official_refine_training
 from vitrefine.ops.refined_attention import Mix, attention_maps, refined_attention
 
 SHAPES = [(128, 12, 197, 32), (32, 12, 577, 32), (16, 16, 785, 32), (1, 12, 4096, 32), (2, 12, 4096, 64)]
@@ -79,6 +80,20 @@ def authors(heads: int) -> Attention:
     return attend
 
 
+def authors_kernels(heads: int) -> Attention:
+    """The same by kernels that keep no expanded maps."""
+    refiner = OfficialRefiner(heads, expansion=RATIO, kernel_size=SIZE, device="cuda")
+    conv, norm = refiner.expand[0], refiner.expand[1]
+    norms = [Norm(n.weight, n.bias, n.eps) for n in (norm, refiner.local_norm, refiner.reduce_norm)]
+    weights = [w.flatten(1) for w in (conv.weight, refiner.reduce.weight)]
+    trained = TrainedMix(weights[0], norms[0], refiner.local.weight.squeeze(1), norms[1], weights[1], norms[2])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mix: Mix) -> Tensor:
+        return official_refine_training(attention_maps(q, k), trained, impl="triton")[0] @ v
+
+    return attend
+
+
 def authors_folded(heads: int, impl: str) -> Attention:
     """As used: batch norms folded into the weights; forward only."""
     hidden = RATIO * heads
@@ -126,7 +141,7 @@ def replayed(step: Callable[[], object]) -> float:
 
 
 def measure(
-    attend: Attention, batch: int, heads: int, tokens: int, dim: int, *, backward: bool = True
+    attend: Attention, batch: int, heads: int, tokens: int, dim: int, *, backward: bool = True, replay: bool = False
 ) -> dict[str, float]:
     shape = (batch, heads, tokens, dim)
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
@@ -159,7 +174,7 @@ def measure(
     del kept, grads
     row |= dict(zip(("both", "both_p10", "both_p90"), timed(both), strict=True))
     row["train_mib"] = peak / 2**20
-    if attend in (plain, ours, ours_keeping_maps):  # the others take so long that launching costs them nothing
+    if replay:  # the others take so long that launching costs them nothing
         row["fwd_graph"], row["both_graph"] = replayed(forward), replayed(both)
     return row
 
@@ -194,6 +209,7 @@ def main() -> None:
             "one convolution, eager": collapsed,
             "one convolution, heads innermost": heads_innermost,
             "authors' form, eager": authors(heads),
+            "authors' form in training, kernels": authors_kernels(heads),
             "authors', folded, eager": authors_folded(heads, "reference"),
             "authors', folded, Triton": authors_folded(heads, "triton"),
         }
@@ -210,7 +226,8 @@ def main() -> None:
             if options.skip and options.skip in name:
                 continue
             try:
-                row = measure(attend, batch, heads, tokens, dim, backward="folded" not in name)
+                replay = name.startswith(("SDPA", "vitrefine", "authors' form in training"))
+                row = measure(attend, batch, heads, tokens, dim, backward="folded" not in name, replay=replay)
             except torch.OutOfMemoryError:
                 print(f"{name:34s} out of memory")
                 continue

@@ -45,3 +45,21 @@ def test_norms_of_several_processes_keep_their_statistics(monkeypatch: pytest.Mo
     with torch.no_grad():
         refine_officially(torch.rand(2, 4, 5, 7), module)
     assert not module[1].running_mean.equal(before)
+
+
+@pytest.mark.parametrize("expansion", [1, 3])
+def test_norms_of_several_processes_fold_in_evaluation(expansion: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(official_inference, "kernel_serves", lambda maps, hidden: True)
+    module, maps = refiner(expansion), torch.rand(2, 4, 5, 7)
+    with torch.no_grad():
+        expected = module(maps)
+        found = refine_officially(maps, nn.SyncBatchNorm.convert_sync_batchnorm(module))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_of_another_kind_are_left_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(official_inference, "kernel_serves", lambda maps, hidden: True)
+    module, maps = refiner(3), torch.rand(2, 4, 5, 7)
+    module[0].local_norm = nn.GroupNorm(3, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(refine_officially(maps, module, 0.5), 0.5 * module(maps))

@@ -3,8 +3,8 @@
     A ↦ s ⊙ A + R relu6(w ⊛ relu6(E A + b₁) + b₂) + b₃
 
 with E (H', H), w one 3×3 kernel a map and R (H, H'); zeros surround what is convolved. `impl="reference"` is the
-specification; `impl="triton"` keeps the H' maps in registers. In training the norms take statistics of whole maps, and
-the layers do their own work.
+specification; `impl="triton"` keeps the H' maps in registers. In training the norms take statistics of whole maps:
+`official_refine_training`.
 """
 
 from typing import NamedTuple

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from vitrefine.errors import UserError
+from vitrefine.layers.official_inference import refine_officially
 from vitrefine.layers.official_refiner import OfficialRefiner
 from vitrefine.layers.refiner import Refiner
 from vitrefine.ops.refined_attention import (
@@ -59,7 +60,8 @@ class Refined(Graft):
             grid = self._grid(maps.shape[-1]) if self.refiner.constraint == "spatial" else None
             maps = refine_maps_collapsed(maps, self.refiner.mix(), grid=grid)
         else:
-            maps = self.refiner(maps)
+            assert isinstance(self.refiner, nn.Sequential)
+            maps = refine_officially(maps, self.refiner)
         maps = maps if visible is None else maps.masked_fill(~visible, 0)
         if self.shared_maps is not None:
             self.shared_maps.maps = maps
