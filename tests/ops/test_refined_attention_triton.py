@@ -25,6 +25,7 @@ on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
 if ON_GPU or INTERPRETED:
     from vitrefine.ops.kernels import refined_attention_and_maps_triton, refined_attention_triton
+    from vitrefine.ops.kernels import refined_attention_pack as together
     from vitrefine.ops.kernels import refined_attention_plan as plan
 
 
@@ -104,6 +105,26 @@ def test_matches_the_specification(shape, dtype, mask):
 
 
 @runs_kernels
+@pytest.mark.parametrize("reduction", [True, False])
+def test_few_heads_of_several_images_together(monkeypatch, reduction):
+    """Seven images of three maps make two of fifteen, of six maps four of twelve; the last is not full."""
+    monkeypatch.setattr(together, "MULTIPROCESSORS", 1)
+    shape = (7, 3, 17, 18, 16, 3)
+    qkv, mix = make(*shape, torch.float32, reduction=reduction)
+    check(qkv, mix)
+    check(qkv, mix, mask=hiding_bias(1, 1, *shape[2:4]))
+
+
+@runs_kernels
+def test_images_are_taken_together_where_they_fill_the_gpu():
+    assert together.images_together(512, 3, 65) == 5
+    assert together.images_together(128, 6, 197) == 2
+    assert together.images_together(128, 12, 197) == together.images_together(1, 3, 9000) == 1
+    assert together.images_together(8, 3, 65) == 1
+    assert together.images_together(64, 20, 197) == 1
+
+
+@runs_kernels
 def test_maps_that_outnumber_the_value_heads():
     shape = (1, 2, 17, 19, 16, 3)
     qkv, mix = make(*shape, torch.float32, reduction=False)
@@ -174,9 +195,10 @@ def check_shared(qkv, mix, dtype, *, mask=None):
 
 
 @runs_kernels
-@pytest.mark.parametrize("mask", [None, hiding_bias])
-def test_maps_that_later_blocks_share(mask):
-    shape = (2, 2, 19, 18, 16, 3)
+@pytest.mark.parametrize(("images", "mask"), [(2, None), (2, hiding_bias), (9, None)])
+def test_maps_that_later_blocks_share(monkeypatch, images, mask):
+    monkeypatch.setattr(together, "MULTIPROCESSORS", 1)
+    shape = (images, 2, 19, 18, 16, 3)
     qkv, mix = make(*shape, torch.float32)
     check_shared(qkv, mix, torch.float32, mask=mask and mask(*shape[:4]))
 

@@ -21,6 +21,7 @@ from vitrefine.ops.kernels.launch import Launcher, on_its_device
 from vitrefine.ops.kernels.refined_attention_backward import differentiate, empty_gradients, values_by_kernel
 from vitrefine.ops.kernels.refined_attention_call import Call
 from vitrefine.ops.kernels.refined_attention_forward import attend, empty_results
+from vitrefine.ops.kernels.refined_attention_pack import images_together, pack, spread, unpack
 from vitrefine.ops.kernels.shapes import padded, rows_contiguous
 from vitrefine.ops.refined_attention import visible_pairs
 
@@ -190,8 +191,14 @@ def _attend(
         if mask.dtype != torch.bool:
             mask = mask.masked_fill(~visible, float("-inf"))
         out_mask = mask if mask.shape[1] in (1, mix.shape[0]) else visible.any(dim=1, keepdim=True)
+    batch, one_for_all = q.shape[0], mask is None or mask.shape[:2] == (1, 1)
+    images = images_together(batch, maps, q.shape[2]) if one_for_all else 1
+    if images > 1:
+        q, k, v, mix = pack(q, images), pack(k, images), pack(v, images), spread(mix, images)
     seed = torch.randint(2**31, (1,), device=q.device) if dropout_p > 0 else None
     out, _, _, kept = torch.ops.vitrefine.refined_attention(
         q, k, v, mix, mask, out_mask, seed, dropout_p, dim**-0.5 if scale is None else scale, keep
     )
+    if images > 1:
+        out, kept = unpack(out, images, batch), unpack(kept, images, batch) if keep else kept
     return out, kept
