@@ -1,13 +1,16 @@
 """Parameter groups: what decays, what learns slowly, and that nothing is lost or taken twice."""
 
+import copy
 from typing import Any
 
 import pytest
+import timm.optim
 import torch
 from torch import nn
 
 import vitrefine
 from vitrefine.errors import UserError
+from vitrefine.train.muon import Muon
 from vitrefine.train.optimizer import build_optimizer, parameter_groups
 from vitrefine.train.recipe import Recipe, load_recipe
 from vitrefine.train.schedule import build_schedule
@@ -125,3 +128,38 @@ def test_arguments_reach_the_optimiser() -> None:
     for group in optimizer.param_groups:
         assert (group["betas"], group["eps"], group["lr"]) == ((0.8, 0.95), 1e-6, 5e-4)
         assert group["fused"]
+
+
+def test_muon_is_timms_in_larger_kernels() -> None:
+    torch.manual_seed(0)
+    model = vitrefine.create(TINY + "+refiner", num_classes=10)
+    twin = copy.deepcopy(model)
+    settings = recipe("optim.name=muon", "optim.lr=2e-3", "optim.lr_batch=null")
+    ours = build_optimizer(model, settings)
+    said = {**settings.optim.arguments(), "lr": 2e-3, "weight_decay": 0.05}
+    theirs = timm.optim.Muon(parameter_groups(twin, settings), **said, ns_coefficients="original")
+    for step in range(4):
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            if step or p.shape[0] != 10:  # a parameter may have no gradient yet
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+    mine, other = (optimizer.state_dict()["state"] for optimizer in (ours, theirs))
+    assert {key: state.keys() for key, state in mine.items()} == {key: state.keys() for key, state in other.items()}
+
+
+def test_muon_takes_a_closure() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = Muon(model.parameters(), lr=1e-2)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = model(torch.ones(2, 8)).square().sum()
+        value.backward()
+        return value
+
+    losses = [optimizer.step(loss).item() for _ in range(20)]
+    assert losses[-1] < losses[0]

@@ -1,4 +1,4 @@
-"""The optimiser of a recipe, timm's, with parameters in groups.
+"""The optimiser of a recipe, timm's but for Muon, with parameters in groups.
 
 Weight decay leaves alone what is no matrix, as timm does: biases, norms and scales. The Λ of CB_S is one of these: it
 says how much of the mean is broadcast, and starts at zero, where decay would hold it. The kernels of a refiner are
@@ -14,6 +14,7 @@ from torch import nn
 
 from vitrefine.errors import UserError
 from vitrefine.layers.token_merging import offset_param_groups
+from vitrefine.train.muon import Muon
 from vitrefine.train.recipe import Recipe
 
 UNDECAYED = frozenset(
@@ -56,10 +57,6 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     arguments = optim.arguments()
     if optim.name in FUSED:
         arguments["fused"] = True
-    return create_optimizer_v2(
-        parameter_groups(model, recipe),
-        opt=optim.name,
-        lr=recipe.lr,
-        weight_decay=optim.weight_decay,
-        **arguments,
-    )
+    arguments |= {"lr": recipe.lr, "weight_decay": optim.weight_decay}
+    groups = parameter_groups(model, recipe)
+    return Muon(groups, **arguments) if optim.name == "muon" else create_optimizer_v2(groups, optim.name, **arguments)
