@@ -7,9 +7,9 @@ With t(j) = s(j) − max s in units of log 2, all that a row needs is summed as 
     distance  Σ e^t ‖p_i − p_j‖₁ / Σ e^t
 
 Given the log-sum-exp of each row, the second sweep makes the maps of all heads for a tile of rows and keys, and of each
-row multiplies (heads, keys) by its transpose. It does so in half precision, from scores in tensor-float-32: errors of
-single entries are as often up as down, and a cosine of N² of them feels their squares alone. Each tile of rows leaves a
-partial sum: no atomics, the same bits twice.
+row multiplies (heads, keys) by its transpose. It does so in half precision: rounding is as often up as down, and a
+cosine of N² entries hardly feels it; errors of scores it would feel, and they have none of their own. Each tile of rows
+leaves a partial sum: no atomics, the same bits twice.
 """
 
 import triton

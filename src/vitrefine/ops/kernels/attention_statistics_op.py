@@ -65,7 +65,7 @@ def _statistics(
         mask = mask.expand(batch, heads, n_queries, n_keys)
         strides = mask.stride()
         mask = mask.view(torch.uint8) if kind == BOOLEAN else mask
-    single = q.dtype == torch.float32
+    precision = "tf32x3" if q.dtype == torch.float32 else "ieee"
     launch = Launcher("attention_statistics", [q, k, mask, places])
     sizes = (*q.stride()[:3], *k.stride()[:3], *strides, heads, n_queries, n_keys, dim, scale * LOG2_E.value)
     tile = rows_tile(n_keys, dim, q.dtype)
@@ -84,7 +84,7 @@ def _statistics(
         MASK=kind,
         PLACED=places is not None,
         DIM=padded(dim),
-        PRECISION="tf32x3" if single else "ieee",
+        PRECISION=precision,
         **tile,
     )
     tile = gram_tile(heads, dim, q.dtype)
@@ -102,7 +102,7 @@ def _statistics(
         *sizes,
         query,
         MASK=kind,
-        PRECISION="tf32" if single else "ieee",
+        PRECISION=precision,
         **tile,
     )
     launch(cosine_kernel, (batch, 1, 1), partial, similarity, tiles, heads, HEADS=tile["HEADS"], TILES=8)
