@@ -5,6 +5,7 @@ import numpy as np
 from vitrefine.report import findings
 from vitrefine.report.collect import collect
 from vitrefine.report.findings import headline, rows, verdicts
+from vitrefine.report.notes import costs
 from vitrefine.report.problems import problems
 from vitrefine.report.results import Group
 
@@ -71,6 +72,19 @@ def test_speed_that_varies_more_than_it_differs_is_no_cost(make_run, tmp_path) -
         make_run(f"{BASE}+cb", seed, images_per_s=other)
     (found,) = verdicts(group := only_group(tmp_path), rows(group))
     assert found.cost == "costs nothing"
+
+
+def test_speed_of_runs_that_shared_the_device_is_not_told(make_run, tmp_path) -> None:
+    for spec, speed in ((BASE, 900), (f"{BASE}+cb", 300)):
+        make_run(spec, 0, images_per_s=speed, at_once=3)
+    group = only_group(tmp_path)
+    (found,) = verdicts(group, rows(group))
+    assert found.cost == "at no more parameters or MACs; its speed was not measured"
+    assert costs(group, rows(group)).endswith("of runs that had the device to themselves; some here shared it.")
+    make_run(BASE, 1, images_per_s=1000)
+    make_run(f"{BASE}+cb", 1, images_per_s=990, at_once=1)
+    group = only_group(tmp_path)
+    assert [row.images_per_s.value for row in rows(group) if row.images_per_s] == [1000, 990]
 
 
 def test_one_seed_goes_by_images(make_run, tmp_path) -> None:

@@ -104,6 +104,8 @@ def test_two_at_a_time(compared: tuple[Path, subprocess.CompletedProcess[str]], 
         assert {"correct": same["correct"], "test_loss": same["test_loss"]}.items() <= json.loads(
             path.read_text()
         ).items()
+        assert json.loads((tmp_path / "out" / path.parent.name / "run.json").read_text())["at_once"] == 2
+    assert "some here shared it" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("jobs", [[], ["--jobs", "2"]])

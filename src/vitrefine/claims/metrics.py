@@ -84,7 +84,8 @@ def _trained(run: RunInfo) -> Iterator[tuple[str, float]]:
     yield "accuracy", result.top1
     yield "top5", result.top5
     yield "test_loss", result.test_loss
-    yield "images_per_s", result.images_per_s
+    if run.about.get("at_once", 1) == 1:
+        yield "images_per_s", result.images_per_s
     if result.peak_memory_mib is not None:
         yield "peak_memory_mib", result.peak_memory_mib
     epochs = run.metrics("epoch")

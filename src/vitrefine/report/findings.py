@@ -59,11 +59,8 @@ def rows(group: Group) -> list[Row]:
         def counted(read: Callable[[Run], float | None]) -> Figure | None:
             return _figure(_values(arm.runs, read)[:1], _values(other.runs, read)[:1] if other else [])
 
-        def measured(name: str) -> Figure | None:
-            own, others = (
-                _values(owner.finished.values(), lambda run: getattr(run.result, name)) if owner else []
-                for owner in (arm, other)
-            )
+        def measured(read: Callable[[Run], float | None]) -> Figure | None:
+            own, others = (_values(owner.finished.values(), read) if owner else [] for owner in (arm, other))
             return _figure(own, others, noise=_NOISE if alike else math.inf)
 
         return Row(
@@ -73,8 +70,8 @@ def rows(group: Group) -> list[Row]:
             difference(other.right, arm.right) if other else None,
             counted(lambda run: run.params),
             counted(lambda run: run.macs),
-            measured("images_per_s"),
-            measured("peak_memory_mib"),
+            measured(lambda run: run.result.images_per_s if run.result and run.alone else None),
+            measured(lambda run: run.result.peak_memory_mib if run.result else None),
         )
 
     return [row(arm) for arm in group.arms]
@@ -193,7 +190,7 @@ def _verdict(row: Row, base: Row, base_name: str) -> Verdict:
 
 
 def cost(row: Row) -> str:
-    """`costs nothing`, or what changed: `at +12 % parameters and −23 % images/s`."""
+    """`costs nothing`, or what changed: `at +12 % parameters and −23 % images/s`; and if the speed is not known."""
     figures = (
         ("parameters", row.params),
         ("MACs", row.macs),
@@ -201,4 +198,6 @@ def cost(row: Row) -> str:
         ("memory", row.memory),
     )
     changes = [f"{words.percent(f.ratio)} {name}" for name, f in figures if f and f.ratio is not None and f.differs]
+    if row.images_per_s is None:
+        return f"at {words.listing(changes or ['no more parameters or MACs'])}; its speed was not measured"
     return f"at {words.listing(changes)}" if changes else "costs nothing"

@@ -54,8 +54,10 @@ def costs(group: Group, table: Sequence[Row]) -> str:
     against = f"Small figures under the costs are relative to {baseline_name(group)}. " if len(table) > 1 else ""
     median = ", the median over seeds" if _most_seeds(group) > 1 else ""
     memory = "" if any(row.memory for row in table) else " Memory was not measured."
+    shared = any(not run.alone for arm in group.arms for run in arm.runs)
+    speed = " Images/s are of runs that had the device to themselves; some here shared it." if shared else ""
     macs = "MACs are multiply-accumulates, which papers print as FLOPs."
-    return f"{against}Images/s and memory are measured while training{median}; {macs}{memory}"
+    return f"{against}Images/s and memory are measured while training{median}; {macs}{memory}{speed}"
 
 
 def differences(table: Sequence[Row]) -> str:

@@ -39,6 +39,7 @@ class Run:
     params: int | None = None
     macs: int | None = None
     device: str = ""
+    alone: bool = True  # on its device, so that its speed is its own
     versions: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     started: str = ""
@@ -86,6 +87,7 @@ def read(info: RunInfo) -> Run:
         params=about.get("params"),
         macs=about.get("macs"),
         device=str(about.get("device", "")),
+        alone=about.get("at_once", 1) == 1,
         versions={str(name): str(version) for name, version in (about.get("versions") or {}).items()},
         command=str(about.get("command", "")),
         started=str(about.get("started", "")),

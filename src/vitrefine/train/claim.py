@@ -72,6 +72,7 @@ def _describe(job: Job, setup: Setup) -> Line:
         "macs": setup.macs,
         "device": device,
         "processes": accelerator.num_processes,
+        "at_once": job.at_once,
         "precision": accelerator.mixed_precision,
         "versions": {"vitrefine": __version__, "python": platform.python_version(), **libraries},
         "command": job.command(),

@@ -25,6 +25,7 @@ class Job:
         overrides: The overrides as they were given, for the command that repeats the run.
         weights: Where to start from: `pretrained`, a file or run folder, `hf-hub:owner/name`; from scratch if None.
         track: Trackers besides the JSON lines: tensorboard, wandb, trackio.
+        at_once: Runs that share the device, this one among them; the speed of one alone is not known if there are more.
     """
 
     spec: str
@@ -37,6 +38,7 @@ class Job:
     overrides: tuple[str, ...] = ()
     weights: str | None = None
     track: tuple[str, ...] = ()
+    at_once: int = 1
 
     def command(self) -> str:
         """What to type to have it again."""

@@ -9,6 +9,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -67,7 +68,8 @@ def train_together(
     Raises:
         Stopped: After SIGTERM or Ctrl-C, when all have ended.
     """
-    left = deque(jobs)
+    at_once = min(at_once, len(jobs))
+    left = deque(replace(job, at_once=at_once) for job in jobs)
     running: dict[Connection, tuple[SpawnProcess, Job, Watcher]] = {}
     context = multiprocessing.get_context("spawn")
 
