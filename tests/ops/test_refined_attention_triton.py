@@ -315,6 +315,8 @@ def test_says_what_it_cannot_do():
         ((1, 7, 65, 33, 96, 5), None),
         ((2, 4, 128, 128, 128, 3), bias),
         ((2, 12, 197, 197, 16, 3), hiding_bias),
+        ((512, 3, 65, 65, 64, 3), None),  # several images together
+        ((63, 6, 197, 197, 64, 3), None),
     ],
 )
 def test_real_sizes_in_bfloat16(shape, mask):
