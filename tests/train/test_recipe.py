@@ -210,7 +210,7 @@ def test_settings_that_do_not_go_together(tmp_path: Path, overrides: list[str], 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"there is no recipe 'diet', but deit; give a YAML file or one of cifar, cifar_quick, deit"
+        UserError, match=r"there is no recipe 'diet', but deit; give a YAML file or one of cifar, cifar_finetune, cifar_quick"
     ):
         load_recipe("diet")
     with pytest.raises(UserError, match="there is no recipe"):
