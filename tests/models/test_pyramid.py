@@ -125,6 +125,13 @@ def test_pooling(pool: str) -> None:
     torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), pooled)
 
 
+def test_no_patch_is_taken_for_a_class_token() -> None:
+    with pytest.raises(UserError, match="global_pool=token needs a class token"):
+        small(relative=True, global_pool="token")
+    with pytest.raises(UserError, match="global_pool=token needs a class token"):
+        small(attention=(1, 1, 1, 0)).reset_classifier(3, "token")
+
+
 def test_positions_are_resized_at_run_time_as_on_loading() -> None:
     """Bicubic both times, so a model at a new size equals one that was loaded for that size."""
     for relative in (False, True):

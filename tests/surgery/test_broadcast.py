@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer
 from transformers import BertConfig, BertModel, CLIPVisionConfig, CLIPVisionModel
 
 from vitrefine.errors import UserError
-from vitrefine.layers.context_broadcast import create_broadcast
+from vitrefine.layers.context_broadcast import GatedContextBroadcast, create_broadcast
 from vitrefine.surgery.operate import apply
 
 TINY = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
@@ -66,6 +66,26 @@ def test_both() -> None:
     assert {change.where for change in report.changes} == {
         f"blocks.{i}.{part}" for i in range(4) for part in ("attn", "mlp")
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "gated_by_class"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 64, "depth": 2}, [True, True]),
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 1, "reg_tokens": 4}, [True]),  # nine tokens: no 3×3
+        ("cait_xxs24_224", {"img_size": 64, "depth": 2}, [False, False]),
+        ("xcit_nano_12_p16_224", {"img_size": 64, "depth": 2}, [False, False]),
+        ("lit_ti", {"img_size": 64, "depths": (1, 1, 1, 1)}, [False, False, False, True]),
+        ("tnt_s_legacy_patch16_224", {"img_size": 64, "depth": 1}, [False, True]),
+        ("crossvit_tiny_240", {"depth": ((1, 1, 0),)}, [True, True]),
+    ],
+)
+def test_a_class_token_gates_only_where_there_is_one(
+    name: str, arguments: dict[str, Any], gated_by_class: list[bool]
+) -> None:
+    model = timm.create_model(name, **arguments)
+    apply(model, "cb_gate(layers=all)")
+    assert [m.class_token for m in model.modules() if isinstance(m, GatedContextBroadcast)] == gated_by_class
 
 
 def torchvision_vit() -> Any:

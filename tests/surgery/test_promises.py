@@ -535,3 +535,24 @@ def test_grafts_stack_and_come_off_in_any_model() -> None:
     run(model, image)
     strip(model)
     assert torch.equal(run(model, image), before)
+
+
+def test_the_copy_of_a_part_that_is_compiled_has_weights_of_its_own() -> None:
+    model = timm.create_model("test_vit", num_classes=3).eval()
+    apply(model, "cb_s")
+    part: Any = model.get_submodule("blocks.0.mlp")
+    part.compile(backend="eager")
+    tokens = torch.randn(1, 4, 64)
+    assert part(tokens).any()
+    twin = copy.deepcopy(part)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(tokens).any()
+    pickle.loads(pickle.dumps(part))
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+def test_what_wraps_a_model_is_not_changed_in_its_place(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(UserError, match="wraps the model that is to be changed"):
+        apply(wrap(timm.create_model("test_vit")), "cb_s")

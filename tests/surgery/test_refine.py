@@ -14,6 +14,7 @@ from timm.layers import set_fused_attn
 from timm.models.nest import Nest
 from timm.models.volo import VOLO
 from torch import Tensor, nn
+from transformers import DeiTConfig, DeiTModel, ViTConfig, ViTModel
 
 from vitrefine.errors import UserError
 from vitrefine.layers.refined_attention import RefinedAttention
@@ -22,10 +23,12 @@ from vitrefine.ops.refined_attention import refine_maps
 from vitrefine.surgery.census import disturb
 from vitrefine.surgery.graft import strip
 from vitrefine.surgery.operate import apply
+from vitrefine.surgery.refine import Refined
 from vitrefine.surgery.survey import survey
 
 EXACT = 1e-10  # of double precision, through a whole model
 
+HF = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
 SWIN = {"img_size": 56, "depths": (2, 2), "num_heads": (2, 4), "embed_dim": 16}
 
 # Small models of every layout of heads, every kind of token and mask; all can attend fused and un-fused.
@@ -278,7 +281,9 @@ def test_spatial_constraint_follows_the_image() -> None:
 
 @torch.no_grad()
 def test_a_map_of_no_square_says_so() -> None:
-    model = timm.create_model("test_vit", img_size=(160, 144)).eval()
+    with pytest.raises(UserError, match="square"):
+        apply(timm.create_model("test_vit", img_size=(160, 144)), "dla(constraint=spatial)")
+    model = timm.create_model("test_vit", dynamic_img_size=True).eval()
     apply(model, "dla(constraint=spatial)")
     with pytest.raises(UserError, match="square"):
         model(torch.randn(1, 3, 160, 144))
@@ -433,3 +438,59 @@ def test_our_own_kernels_do_not_hide_attention_from_surgery(
         model(torch.randn(1, 3, 64, 64))
     with pytest.raises(AssertionError, match="out of sight"), torch.no_grad():
         strip(model)(torch.randn(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "aside"),
+    [
+        (lambda: ViTModel(ViTConfig(image_size=32, patch_size=8, **HF)), 32, {1}),
+        (lambda: DeiTModel(DeiTConfig(image_size=32, patch_size=8, **HF)), 32, {2}),
+        (lambda: timm.create_model("lit_ti", depths=(1, 1, 1, 1), img_size=64), 64, {0, 1}),
+    ],
+)
+def test_spatial_constraint_finds_the_tokens_that_are_no_patches(
+    make: Callable[[], nn.Module], size: int, aside: set[int]
+) -> None:
+    """Where a model does not say, or has them in its last stage only."""
+    torch.manual_seed(0)
+    model, image = make().eval(), torch.randn(1, 3, size, size)
+    with torch.no_grad():
+        before = model(image)
+        apply(model, "dla(constraint=spatial)")
+        after = model(image)
+    assert {m.prefix_tokens for m in model.modules() if isinstance(m, Refined)} == aside
+    torch.testing.assert_close(*(x if isinstance(x, Tensor) else x[0] for x in (after, before)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused", [True, False])
+def test_shared_maps_are_hidden_where_their_user_has_a_mask(fused: bool) -> None:
+    """In Swin every second block has a mask, and the one before it, whose maps it uses, has none."""
+    model: Any = timm.create_model("swin_tiny_patch4_window7_224", **SWIN).eval()
+    apply(model, "refiner(share=1)")
+    model(torch.randn(1, 3, 56, 56))
+    block = model.layers[0].blocks[1]
+    block.attn.fused_attn = fused
+    apart = block.attn_mask < 0  # (windows, tokens, tokens)
+    assert apart.any()
+    tokens = torch.randn(len(apart), 49, 16)
+    # What a token gives changes nothing in those that may not see it.
+    changed = torch.where(apart[:, 0, :, None], tokens + 1, tokens)
+    before, after = (block.attn(x, block.attn_mask)[:, 0] for x in (tokens, changed))
+    torch.testing.assert_close(after, before)
+
+
+def test_a_model_that_shares_maps_is_copied_while_it_trains() -> None:
+    model = timm.create_model("test_vit", num_classes=3)
+    apply(model, "refiner(share=1)")
+    image = torch.randn(2, 3, 160, 160)
+    model(image).sum().backward()
+    twin = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(twin(image), model.eval()(image), rtol=0, atol=0)
+
+
+def test_attentions_that_share_maps_are_still_found() -> None:
+    model = timm.create_model("test_vit")
+    apply(model, "refiner(share=1)")
+    assert [site.name for site in survey(model).attentions] == [f"blocks.{i}.attn" for i in range(6)]

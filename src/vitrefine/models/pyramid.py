@@ -126,8 +126,6 @@ class PyramidTransformer(nn.Module):
             raise UserError("embed_dims, depths, num_heads, mlp_ratios and attention need one entry each stage")
         # A class token learns nothing where the last stage does not attend: the mean has to do.
         class_token = not relative and attention[-1] > 0
-        self.global_pool = ("token" if class_token else "avg") if global_pool is None else global_pool
-        check_choice("global_pool", self.global_pool, POOLING)
         self.num_classes, self.in_chans, self.patch_size = num_classes, in_chans, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = int(class_token)
@@ -177,7 +175,8 @@ class PyramidTransformer(nn.Module):
         self.norm = nn.LayerNorm(embed_dims[-1], eps=norm_eps, **factory)
         self.head_drop = nn.Dropout(drop_rate)
         self.head: nn.Module = nn.Identity()
-        self.reset_classifier(num_classes)
+        self.global_pool = "token" if class_token else "avg"
+        self.reset_classifier(num_classes, global_pool)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -214,6 +213,8 @@ class PyramidTransformer(nn.Module):
         self.num_classes = num_classes
         if global_pool is not None:
             check_choice("global_pool", global_pool, POOLING)
+            if global_pool == "token" and not self.num_prefix_tokens:
+                raise UserError("global_pool=token needs a class token, which this pyramid has not; take avg")
             self.global_pool = global_pool
         like = get_device_dtype(self)
         self.head = nn.Linear(self.num_features, num_classes, **like) if num_classes else nn.Identity()

@@ -5,6 +5,7 @@
 `end` is after the second linear layer and its dropout, before the residual sum.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 from vitrefine.errors import UserError
 from vitrefine.layers.context_broadcast import create_broadcast
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
+from vitrefine.surgery.maps import fills_grid
 from vitrefine.surgery.padding import Padding, padding_around
 from vitrefine.surgery.registry import modification
 from vitrefine.surgery.selection import Layers, resolve_layers
 from vitrefine.surgery.survey import Survey, survey
+
+CLASS_TOKEN = re.compile(r"(cls|class)_(token|embedding|embeds)_?[0-9]*")
 
 Position = Literal["front", "mid", "end"]
 Block = Literal["mlp", "attention", "both"]
@@ -109,10 +113,16 @@ def _attention_places(found: Survey, model: nn.Module, position: Position) -> li
     return places
 
 
-def _has_class_token(model: nn.Module) -> bool:
-    names = ("cls_token", "class_token", "class_embedding", "class_embeds")
-    text = hasattr(getattr(model, "config", None), "vocab_size")
-    return text or any(name.rsplit(".", 1)[-1] in names for name, _ in model.named_parameters())
+def _has_class_token(model: nn.Module, found: Survey, place: Place) -> bool:
+    """Whether a class token comes first at a place: that of CaiT, XCiT and LIT-Ti joins the patches late."""
+    if hasattr(getattr(model, "config", None), "vocab_size"):
+        return True  # a text begins with one
+    named = any(CLASS_TOKEN.fullmatch(name.rpartition(".")[2]) for name, _ in model.named_parameters())
+    if not named or place.layout != "NLC":
+        return False
+    visit, image = found.visits[place.module], found.visits[""].inputs[-2:]
+    tokens = (visit.inputs if place.before else visit.output)[1]
+    return not fills_grid(tokens, image) or fills_grid(tokens - getattr(model, "num_prefix_tokens", 1), image)
 
 
 def factory_arguments(model: nn.Module, name: str) -> dict[str, Any]:
@@ -128,12 +138,12 @@ def factory_arguments(model: nn.Module, name: str) -> dict[str, Any]:
 
 def _apply(model: nn.Module, kind: str, position: Position, block: Block, layers: Layers) -> list[Change]:
     found = survey(model)
-    class_token = _has_class_token(model)
     changes = []
     for place in _chosen(found, model, position, block, layers):
         module = model.get_submodule(place.module)
         factory = factory_arguments(model, place.module)
-        part = create_broadcast(kind, place.dim, layout=place.layout, class_token=class_token, **factory)
+        first = _has_class_token(model, found, place)
+        part = create_broadcast(kind, place.dim, layout=place.layout, class_token=first, **factory)
         padding = padding_around(model, place.module)
         where = f"{lineage(type(module))[-1].__name__}: {kind} at its {'front' if place.before else 'end'}"
         if place.before:

@@ -24,7 +24,7 @@ class Graft(nn.Module):
     in_the_open = True  # layers of ours then attend by PyTorch's functions, which a tap sees
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _revive, (lineage(type(self)),), self.__dict__
+        return _revive, (lineage(type(self)),), self.__getstate__()
 
 
 _made: dict[tuple[type, type], type[nn.Module]] = {}  # one class for a mixin and an original, however often grafted

@@ -1,7 +1,7 @@
 """How the axes of a tensor hold a map of tokens, read off its shape."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -32,6 +32,12 @@ def read_maps(shape: tuple[int, ...], image: tuple[int, int] | None) -> list[Tok
     readings = [TokenMap("NCHW", second, third, first), TokenMap("NHWC", first, second, third)]
     tolerance = 0.0 if ratio == 1 else SAME_RATIO
     return [m for m in readings if m.width and abs(m.height / m.width / ratio - 1) <= tolerance]
+
+
+def fills_grid(tokens: int, image: Sequence[int]) -> bool:
+    """Whether so many tokens are the patches of an image of these sides, and nothing besides."""
+    ratio = image[0] / image[1]
+    return tokens == round(math.sqrt(tokens * ratio)) * round(math.sqrt(tokens / ratio))
 
 
 def layout_of(shape: tuple[int, ...], image: tuple[int, int] | None, module: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vitrefine.errors import UserError
 from vitrefine.surgery.graft import Change, surgery_of, undo_to
@@ -41,6 +42,8 @@ def apply(model: nn.Module, modifications: str | Call, **options: object) -> Rep
             raise UserError("give options either in brackets or as keywords, and keywords to one modification only")
         calls = (Call(calls[0].name, options),)  # type: ignore[arg-type]
     checked = [(call, validate(call)) for call in calls]
+    if isinstance(model, nn.DataParallel | DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        raise UserError(f"{type(model).__name__} wraps the model that is to be changed; change that, and wrap it then")
     record = surgery_of(model)
     before = (len(record.undo), len(record.changes), len(record.modifications))
     parameters = _count(model)

@@ -37,6 +37,10 @@ class SharedMaps:
 
     maps: Tensor | None = None
 
+    def __getstate__(self) -> dict[str, None]:
+        """Empty: a copy of a model has not run yet, and maps that belong to a graph cannot be copied."""
+        return {"maps": None}
+
 
 class Refined(Graft):
     """Attention whose maps pass through `refiner`."""
@@ -54,10 +58,12 @@ class Refined(Graft):
 
     def _refine(self, maps: Tensor, visible: Tensor | None) -> Tensor:
         if self.shared_maps is not None and not self.makes_maps:
-            assert self.shared_maps.maps is not None, "the block that makes the shared maps has not run"
-            return self.shared_maps.maps
+            shared = self.shared_maps.maps
+            assert shared is not None, "the block that makes the shared maps has not run"
+            # Swin's next block has other windows: what it may not see, the one before may have seen.
+            return shared if visible is None else shared.masked_fill(~visible, 0)
         if isinstance(self.refiner, Refiner):
-            grid = self._grid(maps.shape[-1]) if self.refiner.constraint == "spatial" else None
+            grid = self._grid(maps.shape[-1]) if _is_spatial(self.refiner) else None
             maps = refine_maps_collapsed(maps, self.refiner.mix(), grid=grid)
         else:
             assert isinstance(self.refiner, nn.Sequential)
@@ -83,7 +89,7 @@ class Refined(Graft):
     ) -> Tensor:
         if attn_mask is not None and q.shape[-2] == k.shape[-2]:
             attn_mask = hide_padded_queries(attn_mask)
-        if isinstance(self.refiner, Refiner) and self.shared_maps is None and self.refiner.constraint != "spatial":
+        if isinstance(self.refiner, Refiner) and self.shared_maps is None and not _is_spatial(self.refiner):
             mix = self.refiner.mix()
             return refined_attention(q, k, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
         visible = None if attn_mask is None else visible_pairs(attn_mask)
@@ -102,6 +108,21 @@ def _refinable(found: Survey, model: nn.Module) -> list[AttentionSite]:
     return sites
 
 
+def _is_spatial(refiner: nn.Module) -> bool:
+    return isinstance(refiner, Refiner) and refiner.constraint == "spatial"
+
+
+def _prefix_tokens(model: nn.Module, found: Survey, site: AttentionSite) -> int:
+    """How many keys come before those of the patches, as class and register tokens do; not all stages have them."""
+    keys, (height, width) = site.maps[0][-1], found.visits[""].inputs[-2:]
+    said = getattr(model, "num_prefix_tokens", 0)
+    if said < keys and math.isqrt(keys - said) ** 2 == keys - said:
+        return int(said)
+    if height != width:
+        raise UserError(f"constraint=spatial needs a square image; {keys} keys make no square of patches")
+    return keys - math.isqrt(keys) ** 2
+
+
 def _apply(model: nn.Module, layers: Layers, make: Any, *, share: int = 0, what: str) -> list[Change]:
     found = survey(model)
     sites = _refinable(found, model)
@@ -109,7 +130,6 @@ def _apply(model: nn.Module, layers: Layers, make: Any, *, share: int = 0, what:
     changes: list[Change] = []
     bus: SharedMaps | None = None
     owner: AttentionSite | None = None
-    prefix = getattr(model, "num_prefix_tokens", 0)
     for number, site in enumerate(chosen):
         module = model.get_submodule(site.name)
         makes_maps = number % (share + 1) == 0
@@ -125,7 +145,7 @@ def _apply(model: nn.Module, layers: Layers, make: Any, *, share: int = 0, what:
             Refined,
             refiner=refiner,
             head_axis=site.axis,
-            prefix_tokens=prefix,
+            prefix_tokens=_prefix_tokens(model, found, site) if _is_spatial(refiner) else 0,
             may_be_padded=is_told_of_padding(model, site.name),
             shared_maps=bus,
             makes_maps=makes_maps,
