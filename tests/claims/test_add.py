@@ -131,9 +131,16 @@ def test_what_cannot_be_added(make_run: Make, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no run in"):
         add_runs([tmp_path / "empty"], tmp_path / "docs")
     run = make_run(tmp_path / "run", VIT, 0, 700)
-    (run / "diagnosis.json").write_text("{}")
-    with pytest.raises(UserError, match=r"diagnosis\.json is no diagnosis"):
+    for damage in ("{}", "[", '{"diagnoses": {"a": 1}}', '{"diagnoses": [{"profiles": {"entropy": [1]}}]}'):
+        (run / "diagnosis.json").write_text(damage)
+        with pytest.raises(UserError, match=r"diagnosis\.json is no diagnosis; delete it, or run vitrefine diagnose"):
+            add_runs([run], tmp_path / "docs")
+    (run / "diagnosis.json").unlink()
+    same = {"data": "cifar100:/home/somebody/cifar100", "images": 1000}
+    (run / "evaluation.json").write_text(json.dumps([same | {"robustness": [{"accuracy": 1}]}]))
+    with pytest.raises(UserError, match=r"evaluation\.json is no evaluation; delete it, or run vitrefine evaluate"):
         add_runs([run], tmp_path / "docs")
+    assert not list((tmp_path / "docs").rglob("*.json"))
 
 
 def test_damaged_results(tmp_path: Path) -> None:

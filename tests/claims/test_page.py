@@ -11,6 +11,20 @@ from vitrefine.claims.raw import read_raws
 Docs = Callable[..., Path]
 Make = Callable[..., Path]
 VIT = "vit_tiny_patch16_224"
+LEDGER = """\
+title: A paper
+paper: Somebody, Something (2020)
+usual: {data: cifar100, recipe: cifar, seeds: 3}
+claims:
+  table-1-cb:
+    where: "Table 1: CB"
+    claim: CB helps.
+    test: {first: vit_tiny_patch16_224, second: vit_tiny_patch16_224+cb, expect: higher}
+  table-1-se:
+    where: "Table 1: SE"
+    claim: SE helps.
+    test: {first: vit_tiny_patch16_224, second: vit_tiny_patch16_224+se, expect: higher}
+"""
 
 
 def row(page: str, name: str) -> list[str]:
@@ -25,10 +39,10 @@ def test_before_anything_was_run(make_docs: Docs) -> None:
     assert row(page, "figure-1")[-1] == "not run: it is a drawing"
     assert row(page, "table-1-cb")[2:] == [
         "top-1 %: ViT 72.2, +CB 73.4",
-        f"to be tried: top-1 accuracy on cifar100, recipe cifar: `{VIT}+cb` against `{VIT}`; "
-        "expected to be higher, 3 seeds",
-        f"not run: no results of `{VIT}` and `{VIT}+cb` yet",
+        f"to be tried: top-1 accuracy of `+cb` against `{VIT}`; expected to be higher",
+        f"not run: no results of `{VIT}` and `+cb` yet",
     ]
+    assert "Tried on cifar100, with recipe cifar, 3 seeds, unless a row says otherwise." in page
     assert len(row(page, "table-1-se")) == 5  # the bar in its text is no border of a cell
     assert row(page, "table-2-cb")[-1] == "not run, as [Table 1: CB](#paper-table-1-cb)"
 
@@ -42,17 +56,28 @@ def test_every_figure_has_its_file_and_command(make_docs: Docs, runs: Path) -> N
     assert verdict == "**reproduced**: higher, as claimed"
     assert "difference +1.20 points (3 seeds, 95\u00a0% interval +0.70 … +1.70)" in here
     assert row(page, "table-2-cb")[-1].startswith("**reproduced**, as ")
-    figures = re.findall(r"`([^`]+)` ([\d.]+) % \(\[raw\]\(([^)]+)\), \[command\]\(#([^)]+)\)\)", here)
-    assert [(spec, value) for spec, value, *_ in figures] == [(VIT, "70.07"), (f"{VIT}+cb", "71.27")]
-    for spec, value, file, anchor in figures:
-        raw = read_raws(docs)[docs / file]
-        accuracies = raw.values("accuracy").values()
-        assert raw.base_spec == spec
-        assert f"{sum(accuracies) / len(accuracies):.2f}" == value
+    figures = re.findall(r"`([^`]+)` \[([\d.]+) %\]\(#([^)]+)\)", here)
+    assert [(spec, value) for spec, value, _ in figures] == [(VIT, "70.07"), ("+cb", "71.27")]
+    for spec, value, anchor in figures:
         after = page.split(f'<a id="{anchor}"></a>')[1]
+        raw = read_raws(docs)[docs / re.findall(r"\]\(([^)]+)\)", after)[0]]
+        accuracies = raw.values("accuracy").values()
+        assert raw.base_spec == (spec if spec == VIT else f"{VIT}{spec}")
+        assert f"{sum(accuracies) / len(accuracies):.2f}" == value
         assert after.split("```")[1].strip() == f"sh\n{raw.rerun}"
     assert "## What was tried" in page
     assert "[Table 1: CB](#paper-table-1-cb)" in page.split("## A paper")[0]
+
+
+def test_a_row_says_what_is_not_usual(make_docs: Docs) -> None:
+    test = "expect: higher}\n  table-1-se"
+    own = "expect: higher, data: digits, recipe: other, seeds: 5, weights: w, settings: {batch: 64}}\n  table-1-se"
+    page = render_docs(make_docs(LEDGER.replace(test, own)))
+    assert row(page, "table-1-cb")[3] == (
+        f"to be tried: top-1 accuracy (on digits, recipe other, batch=64, from w) of `+cb` against `{VIT}`; "
+        "expected to be higher, 5 seeds"
+    )
+    assert row(page, "table-1-se")[3].startswith("to be tried: top-1 accuracy of `+se`")
 
 
 def test_every_link_leads_somewhere(make_docs: Docs, runs: Path) -> None:

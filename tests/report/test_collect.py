@@ -89,3 +89,20 @@ def test_a_recipe_that_cannot_be_read(make_run, damage: str | None) -> None:
         (folder / "recipe.yaml").write_text(damage)
     with pytest.raises(UserError, match=r"recipe.yaml cannot be read"):
         collect([folder])
+
+
+@pytest.mark.parametrize(
+    ("file", "wrong"),
+    [
+        ("run.json", {"seed": "x"}),
+        ("run.json", {"params": "many"}),
+        ("run.json", {"versions": ["x"]}),
+        ("result.json", {"top1": "x"}),
+        ("result.json", {"images_per_s": None}),
+    ],
+)
+def test_values_of_another_kind(make_run, file: str, wrong: dict[str, object]) -> None:
+    folder = make_run(BASE)
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | wrong))
+    with pytest.raises(UserError, match=rf"{folder} holds a damaged run \({file}: .*\); leave it out"):
+        collect([folder])

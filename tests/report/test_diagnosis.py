@@ -70,11 +70,27 @@ def test_two_models_side_by_side(vit: Examined, refined: Examined) -> None:
     assert "dashed: after refinement" in text
     assert "CB_S has learned nothing yet" in text
     assert "+refiner+cb_s: gains of 3 refinement kernels" in text
+    assert "block, 0 its input" in text
+    assert "1 the input" not in text  # two charts that count alike
+
+
+def test_no_legend_without_a_chart(vit: Examined) -> None:
+    html = render([vit, examine(open_subject(f"{VIT}+refiner"), "digits", 12)])
+    learned = html[html.index("What its modifications have learned") : html.index("gains of 3 refinement kernels")]
+    assert "legend" not in learned
+
+
+def test_names_in_the_head_of_a_narrow_column_may_break(vit: Examined, refined: Examined) -> None:
+    head = '<span class="spec">vit_<wbr>tiny_<wbr>patch16_<wbr>224</span><br>last layer</th>'
+    assert head in render([vit, refined])
 
 
 def test_pyramids_and_windows() -> None:
-    text = page_of(examine(open_subject(LIT), "digits", 4)).text
-    assert "where token merging reads: the points behind 2 output tokens, 64 each" in text
+    page = page_of(examine(open_subject(LIT), "digits", 4))
+    assert "where token merging reads: the points behind 2 output tokens, 64 each" in page.text
+    assert "merging" in page.pieces  # which is what the chart of offsets counts
+    text = page_of(examine(open_subject("lit_ti(img_size=32)"), "digits", 4)).text
+    assert "the points behind 1 output token, 64 each" in text
     text = page_of(examine(open_subject(SWIN), "digits", 4)).text
     assert "sees the whole image at once, so no map can be drawn" in text
 

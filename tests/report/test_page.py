@@ -1,5 +1,6 @@
 """The page: whatever the runs, it is whole, self-contained and says what there is."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -131,6 +132,32 @@ def test_ten_specs(make_run, tmp_path) -> None:
     assert (
         "among 9 comparisons without any effect, the chance that at least one excludes zero is up to 45 %" in page.text
     )
+
+
+def test_different_numbers_of_seeds(make_run, tmp_path) -> None:
+    for seed in range(3):
+        make_run(BASE, seed)
+    make_run(f"{BASE}+cb")
+    text = page_of(tmp_path).text
+    assert "as a mean over 1 to 3 seeds; differences are taken seed by seed. Where a spec has one seed, its" in text
+
+
+def test_a_damaged_evaluation_does_not_cost_the_page(make_run, tmp_path) -> None:
+    folder = make_run(BASE)
+    (folder / "evaluation.json").write_text('[{"data": "digits", "accuracy": "x"}]')
+    text = page_of(tmp_path).text
+    assert f"{folder / 'evaluation.json'} is damaged, so that nothing is shown of it; delete it" in text
+
+
+def test_evaluations_of_two_specs_have_a_legend(make_run, tmp_path) -> None:
+    half = {"value": 70.0, "count": 5}
+    sweep = [{"ratio": ratio, "chosen_on": half, "tested_on": half} for ratio in (1, 2)]
+    for spec in (BASE, f"{BASE}+cb"):
+        (make_run(spec, epochs=1) / "evaluation.json").write_text(
+            json.dumps([{"data": "digits", "images": 10, "rfc": {"best": 1.0, "sweep": sweep}}])
+        )
+    html = render(collect([tmp_path]))
+    assert 'class="legend"' in html[html.index("Tested further") : html.index("Accuracy at other crop ratios")]
 
 
 def test_runs_that_failed(make_run, tmp_path) -> None:

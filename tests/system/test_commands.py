@@ -1,12 +1,17 @@
 """The commands as a user runs them: exit codes, sentences, JSON."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import vitrefine
+from vitrefine.cli import main
+
+MAIN = (sys.executable, "-m", "vitrefine.cli")
 
 
 def run(*args: str, python: tuple[str, ...] = ("-m", "vitrefine.cli")) -> subprocess.CompletedProcess[str]:
@@ -48,6 +53,32 @@ def test_version() -> None:
 def test_entry_point() -> None:
     """The console script calls `vitrefine.cli:main`."""
     assert run("--version", python=("-c", "from vitrefine.cli import main; main()")).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("args", [["zoo"], ["zoo", "--json"]])
+def test_a_full_disk(args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*MAIN, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "vitrefine: the output: No space left on device; see to that, and run this again\n"
+
+
+def test_signs_that_cannot_be_written() -> None:
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*MAIN, "zoo"], capture_output=True, text=True, timeout=300, check=False, env=plain)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "swin_transformer" in done.stdout
+
+
+def test_ctrl_c_before_the_command_begins(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitrefine.cli.app.app", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code, capsys.readouterr().err) == (130, "vitrefine: interrupted\n")
 
 
 @pytest.mark.parametrize("args", [["inf"], ["info"], ["info", "resnet18", "--sise", "64"]])

@@ -53,6 +53,22 @@ def test_all_at_once(compared: tuple[Path, subprocess.CompletedProcess[str]]) ->
     assert shlex.join(["vitrefine", "compare", BASE, "+cb", "--data", "digits"]) in page.replace("&#39;", "'")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_the_page_is_there_though_nothing_can_be_printed(
+    compared: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    copy(compared[0], tmp_path)
+    page = tmp_path / "out" / "report.html"
+    for args in (["compare", BASE, "+cb", *QUICK, "--seeds", "1", "--out", "out", "--resume"], ["report", "out"]):
+        page.unlink()
+        with open("/dev/full", "w") as full:
+            told = {"stdout": full, "stderr": subprocess.PIPE, "text": True}
+            done = subprocess.run([*MAIN, *args], check=False, cwd=tmp_path, env=ENVIRONMENT, **told)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert page.read_text().rstrip().endswith("</html>")
+
+
 def test_the_same_folder_twice(compared: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, _ = compared
     again = run("compare", BASE, "+cb", *QUICK, "--seeds", "1", "--out", "out", cwd=out.parent)

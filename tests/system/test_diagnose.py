@@ -54,7 +54,10 @@ def test_csv_and_a_modification(tmp_path: Path) -> None:
         (("gone.safetensors", "--data", "digits"), "there is no file gone.safetensors"),
         ((VIT, "--data", "nowhere"), "there is no data set or folder 'nowhere'"),
         ((VIT, "--data", "digits", "--out", "gone/page.html"), "gone/page.html cannot be written"),
-        ((VIT, "--data", "digits", "--out", "page.txt"), "page.txt cannot be written"),
+        (
+            (VIT, "--data", "digits", "--out", "page.txt"),
+            "--out page.txt is to be a page; name a file that ends in .html",
+        ),
         (("test_resnet", "--data", "digits", "--images", "2"), "ResNet has no attention to look at"),
     ],
 )

@@ -129,7 +129,7 @@ def test_figures_that_cannot_be_printed_are_kept(trained, tmp_path):
             arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment(tmp_path)
         )
     assert done.returncode == 2
-    assert "the figures cannot be printed: No space left on device; make room" in done.stderr
+    assert "the output: No space left on device; see to that, and run this again" in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads(out.read_text())["images"] == 20
 

@@ -38,7 +38,7 @@ def read_ledger(file: Path) -> Ledger:
     found = {name: _claim(document, name, usual) for name in _mapping(document, "claims")}
     for name, claim in found.items():
         _check_reference(document, name, claim, found)
-    return Ledger(file.stem, title, paper, found)
+    return Ledger(file.stem, title, paper, found, usual)
 
 
 def _text(document: Document, key: str) -> str:

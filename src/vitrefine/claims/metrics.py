@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from vitrefine.errors import UserError
-from vitrefine.evaluate.evaluation import read_evaluations
+from vitrefine.evaluate.evaluation import FILE, read_evaluations
 from vitrefine.train.run import RunInfo
 
 DIAGNOSIS = "diagnosis.json"  # where `vitrefine diagnose RUN --out RUN/diagnosis.html` puts its numbers
@@ -67,14 +68,29 @@ def measure(run: RunInfo) -> Measured:
     values: dict[str, float] = dict(_trained(run))
     commands: list[tuple[str, ...]] = []
     if run.result:
-        if found := dict(_robustness(run)):
+        with _reading(run.folder / FILE, "evaluation", "evaluate"):
+            found = dict(_robustness(run))
+        if found:
             values |= found
             commands.append(("evaluate", "RUN", "--suite", "robustness"))
-        if diagnosis := _diagnosis(run.folder):
-            values |= dict(_attention(diagnosis.get("profiles", {})))
+        with _reading(run.folder / DIAGNOSIS, "diagnosis", "diagnose"):
+            diagnosis = _diagnosis(run.folder)
+            values |= dict(_attention(diagnosis.get("profiles", {}))) if diagnosis else {}
+        if diagnosis:
             images = str(diagnosis.get("images"))
             commands.append(("diagnose", "RUN", "--data", "DATA", "--images", images, "--out", "RUN/diagnosis.html"))
     return Measured(values, tuple(commands))
+
+
+@contextmanager
+def _reading(path: Path, what: str, command: str) -> Iterator[None]:
+    """Say of a file that holds something else than is looked for that it does."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is no {what}; delete it, or run vitrefine {command} again") from error
 
 
 def _trained(run: RunInfo) -> Iterator[tuple[str, float]]:
@@ -107,10 +123,7 @@ def _diagnosis(folder: Path) -> dict[str, Any] | None:
     path = folder / DIAGNOSIS
     if not path.is_file():
         return None
-    try:
-        found = json.loads(path.read_text())["diagnoses"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no diagnosis; delete it, or run vitrefine diagnose again") from error
+    found = json.loads(path.read_text(encoding="utf-8"))["diagnoses"]
     if len(found) != 1:
         raise UserError(f"{path} is of {len(found)} models; diagnose {folder} alone")
     return dict(found[0])

@@ -34,7 +34,8 @@ says of two models, that one is better than the other, and not on the figures it
 
 A claim that a model is *not lower* than another by more than an amount is reproduced if the whole interval is above
 minus that amount, and not reproduced if it is below. Of many intervals of 95 %, one in twenty misses the truth: one
-verdict alone is weak evidence. Failed runs and losses stay in. Rows that repeat another are counted once.
+verdict alone is weak evidence. Failed runs and losses stay in. Rows that repeat another are counted once. Figures of
+ours link to the raw results that they are from, and to the commands that make them again.
 """
 
 
@@ -112,7 +113,7 @@ def _count_row(name: str, found: Mapping[str, int]) -> str:
 
 
 def _section(ledger: Ledger, assessed: Mapping[str, Assessment]) -> str:
-    lines = [f"## {ledger.title}", "", ledger.paper, ""]
+    lines = [f"## {ledger.title}", "", ledger.paper, "", *_usual(ledger)]
     table = ""
     for name, claim in ledger.claims.items():
         if claim.place[0] != table:
@@ -125,12 +126,19 @@ def _section(ledger: Ledger, assessed: Mapping[str, Assessment]) -> str:
     return "\n".join(lines)
 
 
+def _usual(ledger: Ledger) -> list[str]:
+    """What rows need not say each."""
+    told = {"data": "on {}", "recipe": "with recipe {}", "seeds": "{} seeds"}
+    parts = [form.format(ledger.usual[key]) for key, form in told.items() if key in ledger.usual]
+    return [f"Tried {', '.join(parts)}, unless a row says otherwise.", ""] if parts else []
+
+
 def _claim_row(ledger: Ledger, name: str, found: Assessment) -> str:
     claim = ledger.claims[name]
     verdict = f"{_verdict(found.verdict)}: {found.reason}"
     if claim.same_as:
         verdict = f"{_verdict(found.verdict)}, as {_link(ledger, claim.same_as)}"
-    here = _here(claim.test, found) if claim.test else ""
+    here = _here(claim.test, found, ledger.usual) if claim.test else ""
     place = f'<a id="{_id(ledger, name)}"></a>{claim.place[1]}'
     return _row([place, claim.claim, _printed(claim), here, verdict])
 
@@ -154,21 +162,23 @@ def _printed(claim: Claim) -> str:
     )
 
 
-def _here(test: Test, found: Assessment) -> str:
-    """What was measured, or what is going to be."""
-    metric = METRICS[test.metric]
-    settings = [f"{key}={value}" for key, value in test.settings.items()]
-    start = [f"from {test.weights}"] if test.weights else []
-    where = ", ".join([f"{metric.words} on {test.data}", f"recipe {test.recipe}", *settings, *start])
+def _here(test: Test, found: Assessment, usual: Mapping[str, object]) -> str:
+    """What was measured, or what is going to be, a line each."""
+    told = [f"on {test.data}"] if test.data != usual.get("data") else []
+    told += [f"recipe {test.recipe}"] if test.recipe != usual.get("recipe") else []
+    told += [f"{key}={value}" for key, value in test.settings.items()]
+    told += [f"from {test.weights}"] if test.weights else []
+    where = METRICS[test.metric].words + (f" ({', '.join(told)})" if told else "")
     if found.files is None:
-        pair = f"`{test.second}`" + (f" against `{test.first}`" if test.first else "")
-        more = f", less that of `{test.less.second}` against `{test.less.first}`" if test.less else ""
-        return f"to be tried: {where}: {pair}{more}; {_expected(test)}, {test.seeds} seeds"
+        against = f" against {test.name(test.first)}" if test.first else ""
+        less = f", less that of {test.name(test.less.second)} against {test.name(test.less.first)}" if test.less else ""
+        seeds = f", {test.seeds} seeds" if test.seeds != usual.get("seeds") else ""
+        return f"to be tried: {where} of {test.name(test.second)}{against}{less}; {_expected(test)}{seeds}"
     figures = [_figure(spec, path, (found.figures or {}).get(spec), test) for spec, path in found.files.items()]
     parts = [where, *figures]
     if found.difference is not None:
-        parts.append(f"difference {_difference(found.difference, test)}")
-    return "; ".join(parts)
+        parts.append(f"{'difference' if test.first else 'against zero'} {_difference(found.difference, test)}")
+    return "<br>".join(parts)
 
 
 def _expected(test: Test) -> str:
@@ -180,8 +190,8 @@ def _expected(test: Test) -> str:
 
 def _figure(spec: str, path: Path, value: Estimate | None, test: Test) -> str:
     metric = METRICS[test.metric]
-    shown = f" {words.number(value.value, metric.decimals)} {metric.unit}".rstrip() if value else ""
-    return f"`{spec}`{shown} ([raw]({FOLDER}/{path.name}), [command](#{_anchor(path.name)}))"
+    shown = f"{words.number(value.value, metric.decimals)} {metric.unit}".rstrip() if value else "no result"
+    return f"{test.name(spec)} [{shown}](#{_anchor(path.name)})"
 
 
 def _difference(value: Estimate, test: Test) -> str:

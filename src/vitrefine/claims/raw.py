@@ -88,7 +88,7 @@ class Raw(_Strict):
 def read_raw(path: Path) -> Raw:
     """The results in a file."""
     try:
-        return Raw.model_validate_json(path.read_text())
+        return Raw.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error
     except ValidationError as error:

@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from vitrefine.claims.metrics import METRICS
 from vitrefine.errors import UserError, check_choice
+from vitrefine.report.results import label
 from vitrefine.surgery.registry import canonicalise
 from vitrefine.surgery.spec import parse
 from vitrefine.train.options import Conflict, Group, Positive
@@ -86,6 +87,10 @@ class Test(Group):
         pairs = [self.less.first, self.less.second] if self.less else []
         return list(dict.fromkeys([*([self.first] if self.first else []), self.second, *pairs]))
 
+    def name(self, spec: str) -> str:
+        """What a spec is called beside the first one."""
+        return f"`{label(spec, self.first or spec)}`"
+
 
 class Claim(Group):
     """A row of a table or a figure: where it is, what it says, and one of test, not_run and same_as."""
@@ -124,3 +129,4 @@ class Ledger:
     title: str
     paper: str
     claims: Mapping[str, Claim] = field(default_factory=dict)
+    usual: Mapping[str, object] = field(default_factory=dict)  # of tests that say nothing else

@@ -71,7 +71,7 @@ def assess(claim: Claim, raws: Mapping[Path, Raw]) -> Assessment:
     found = [_matching(test, spec, raws) for spec in test.specs]
     missing = [spec for spec, files in zip(test.specs, found, strict=True) if not files]
     if missing:
-        return Assessment("not run", f"no results of {words.listing([f'`{spec}`' for spec in missing])} yet")
+        return Assessment("not run", f"no results of {words.listing(list(map(test.name, missing)))} yet")
     files = _comparable(test, found, raws)
     if files is None:
         return Assessment("not run", "there are results, but of other images or settings for each spec")

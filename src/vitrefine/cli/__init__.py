@@ -1,8 +1,8 @@
 """The command line: `vitrefine`, one file a command."""
 
+import io
 import sys
 
-from vitrefine.cli.app import app
 from vitrefine.errors import UserError
 
 INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
@@ -10,10 +10,20 @@ INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where … cannot be written, a question mark can
+            stream.reconfigure(errors="replace")
     try:
+        from vitrefine.cli.app import app  # here, for Ctrl-C may come while it is read
+
         app(prog_name="vitrefine")
     except UserError as error:
         sys.exit(_complain(str(error), 2))
+    except OSError as error:  # a full disk, a file that may not be read: nothing that a traceback would explain
+        what = error.filename or "the output"
+        sys.exit(_complain(f"{what}: {error.strerror or error}; see to that, and run this again", 2))
+    except KeyboardInterrupt:
+        sys.exit(_complain("interrupted", INTERRUPTED))
     except SystemExit as finished:
         # typer has turned the KeyboardInterrupt into this code and says nothing.
         if finished.code == INTERRUPTED:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrefine.cli.console import wide_console
+from vitrefine.cli.launched import is_first
 from vitrefine.cli.options import Data, RecipeName, Settings, Weights
 from vitrefine.errors import UserError
 
@@ -72,10 +74,10 @@ def compare(
     command += ["--weights", weights] if weights else []
     command += ["--seeds", str(seeds), *(["--jobs", str(jobs)] if jobs > 1 else []), "--out", str(out)]
     plan = Plan(names, seeds, data, recipe_name, text, shlex.join(command), weights)
-    if _is_main():
+    if is_first():
         check_folder(out, plan, resume)
     check_specs(names, open_data(data), loaded, weights)
-    if _is_main():
+    if is_first():
         _make_folder(out)
         write_plan(out, plan)
 
@@ -93,15 +95,10 @@ def compare(
         )
 
     errors = _train(plan, job, jobs)
-    if _is_main():
+    if is_first():
         _conclude(plan, out, errors)
     if errors:
         sys.exit(1)
-
-
-def _is_main() -> bool:
-    """Whether this is the process that speaks and writes, of those that a launcher may have started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _make_folder(folder: Path) -> None:
@@ -143,7 +140,7 @@ def _train(plan: "Plan", job: "Callable[[str, int], Job]", at_once: int) -> Erro
                     except Exception as error:  # one run that fails must not take the others with it
                         failed(each, str(error) or repr(error))
     except (Stopped, KeyboardInterrupt) as end:
-        if _is_main():
+        if is_first():
             how = "stopped" if isinstance(end, Stopped) else "interrupted"
             typer.echo(f"{how}; go on with: {plan.command} --resume")
         raise
@@ -163,15 +160,15 @@ def _is_finished(folder: Path) -> bool:
 
 def _conclude(plan: "Plan", out: Path, errors: Errors) -> None:
     """Say what came of it, and write the page."""
-    from rich.console import Console
-
     from vitrefine.cli.standings import print_standings
     from vitrefine.report.collect import collect
     from vitrefine.report.page import PAGE, write_page
 
     collection = collect([out], errors)
-    print_standings(Console(), collection.groups)
-    write_page(collection, out / PAGE)
+    try:
+        print_standings(wide_console(), collection.groups)
+    finally:  # nobody may be reading any more, but the page is to be there
+        write_page(collection, out / PAGE)
     if errors:
         typer.echo(
             f"\n{len(errors)} of {plan.seeds * len(plan.specs)} runs failed; try again with: {plan.command} --resume"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from vitrefine.cli.options import check_out
 from vitrefine.errors import UserError
 
 
@@ -39,8 +40,9 @@ def diagnose(
     """
     if not data:
         raise UserError("say on which images to look, with --data: digits, or a folder of your own images")
-    if out.is_dir() or not out.parent.is_dir() or out.suffix not in (".html", ".htm"):
-        raise UserError(f"{out} cannot be written; --out takes a file that ends in .html, in a folder that is there")
+    if out.suffix not in (".html", ".htm"):
+        raise UserError(f"--out {out} is to be a page; name a file that ends in .html")
+    check_out(out)
 
     import sys
 
@@ -51,6 +53,7 @@ def diagnose(
     from vitrefine.diagnose.subject import open_subject
     from vitrefine.files import replace_file
     from vitrefine.report.diagnosis import examine, write_diagnosis
+    from vitrefine.report.words import plural
 
     asked = [(model, ""), *([] if second is None else [(model, second) if second.startswith("+") else (second, "")])]
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,7 +73,7 @@ def diagnose(
         typer.echo(table, nl=False)
         return
     for each in examined:
-        typer.echo(f"{each.name}, {each.diagnosis.images} images, {each.weights}")
+        typer.echo(f"{each.name}, {plural(each.diagnosis.images, 'image')}, {each.weights}")
         for sentence in each.diagnosis.findings:
             typer.echo(f"  - {sentence}")
     typer.echo(f"\nthe page is {out}; all numbers are in {out.with_suffix('.csv')} and {out.with_suffix('.json')}")

@@ -1,7 +1,6 @@
 """`vitrefine evaluate`: how good a model is, what it withstands, and how fast it is."""
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrefine.cli.options import check_out
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def evaluate(
       vitrefine evaluate model.safetensors --data folder:photos --suite robustness --limit 1000
       vitrefine evaluate model.safetensors --data folder:photos --suite rfc --suite speed --json --out figures.json
     """
-    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
-        raise UserError(f"{out} cannot be written; --out takes a file in a folder that is there and may be written to")
+    if out is not None:
+        check_out(out)
     from vitrefine.cli.info import parse_size
     from vitrefine.evaluate.open import run_of
 
@@ -92,8 +92,6 @@ def evaluate(
     found = _watched(model, data or (run.data if run else ""), suite or ["accuracy"], options)
     try:
         typer.echo(json.dumps(found.as_dict()) if as_json else str(found))
-    except OSError as error:
-        raise UserError(f"the figures cannot be printed: {error.strerror}; make room, and run this again") from error
     finally:  # what can be kept is kept, whatever befalls the rest
         if out is not None:
             found.write(out)

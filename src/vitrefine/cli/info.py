@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitrefine.cli.console import wide_console
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def show_count(count: int) -> str:
 
 
 def _print(spec: str, cost: "Cost") -> None:
-    console = Console()
+    console = wide_console()
     console.print(Text.assemble((spec, "bold"), f" at {cost.size[0]}x{cost.size[1]}"))
     table = Table("part", "output", box=None, header_style="bold", pad_edge=False)
     for column in ("parameters", "MACs", "activations"):

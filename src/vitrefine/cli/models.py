@@ -8,10 +8,10 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitrefine.cli.console import wide_console
 from vitrefine.cli.info import MACS_NOTE, build, cost_of, show_count, show_size
 from vitrefine.errors import UserError
 
@@ -104,7 +104,7 @@ def _print_registered(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         numbers = show_count(row["params"]), show_count(row["macs"]), show_size(row["size"])
         table.add_row(row["model"], *numbers, Text(row["description"]))
-    console = Console()
+    console = wide_console()
     console.print(table)
     console.print(MACS_NOTE, highlight=False)
 
@@ -132,7 +132,7 @@ def _print_published(rows: list[dict[str, Any]]) -> None:
             params = marked(f"{row['our_params'] / 1e6:.2f}M", row, row["params_agree"])
             macs = marked(f"{row['our_macs'] / 1e9:.2f}G", row, row["macs_agree"])
             table.add_row(Text(row["model"]), str(row["size"]), row["params"], params, row["macs"] or "–", macs)
-    console = Console()
+    console = wide_console()
     console.print(table)
     for mark, note in zip(_MARKS, notes, strict=False):
         console.print(f"{mark} {note}.", highlight=False)

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from vitrefine.errors import UserError
+from vitrefine.cli.console import wide_console
+from vitrefine.cli.options import check_out
 
 
 def report(
@@ -26,16 +27,15 @@ def report(
       vitrefine report runs/vit_tiny_patch16_224-digits-s0 runs/vit_tiny_patch16_224-cb-digits-s0
       vitrefine report runs --out all.html
     """
-    from rich.console import Console
-
     from vitrefine.cli.standings import print_standings
     from vitrefine.report.collect import collect
     from vitrefine.report.page import PAGE, write_page
 
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise UserError(f"{out} cannot be written; --out takes a file in a folder that is there")
+    page = out or (runs[0] / PAGE if len(runs) == 1 and runs[0].is_dir() else Path(PAGE))
+    check_out(page)
     collection = collect(runs)
-    page = out or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
-    print_standings(Console(), collection.groups)
-    write_page(collection, page)
+    try:
+        print_standings(wide_console(), collection.groups)
+    finally:  # nobody may be reading any more, but the page is to be there
+        write_page(collection, page)
     typer.echo(f"\nthe page is {page}")

@@ -1,17 +1,19 @@
 """`vitrefine runs`: the runs in a folder, and what came out of them."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from vitrefine.train.run import RunInfo
+from vitrefine.cli.console import wide_console
+from vitrefine.errors import UserError
+
+_WIDEST = 100  # columns of the table; more would part figures from what they belong to
 
 
 def runs(
@@ -26,43 +28,74 @@ def runs(
       vitrefine runs runs/ablation
       vitrefine runs --json
     """
-    from vitrefine.train.run import list_runs
+    from vitrefine.train.run import RUN
 
-    found = list_runs(folder)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; `vitrefine train` makes runs/ where it is called")
+    found = [_row(path.parent) for path in sorted(folder.rglob(RUN))]
     if as_json:
-        typer.echo(json.dumps([_row(run) for run in found]))
+        typer.echo(json.dumps(found))
     elif found:
         _print(found)
     else:
         typer.echo(f"no runs in {folder}; `vitrefine train` makes them")
 
 
-def _row(run: "RunInfo") -> dict[str, Any]:
-    epochs = run.metrics("epoch")
-    last = next((line for line in reversed(epochs) if "top1" in line), {})
-    result = dataclasses.asdict(run.result) if run.result else {}
-    result.pop("correct", None)  # a bit for each test image is for programs that read the file
-    row = {"folder": str(run.folder), **run.about, "status": run.status, "epochs_done": len(epochs)}
-    return row | {"top1": last.get("top1"), "test_loss": last.get("test_loss"), "result": result or None}
+def _row(folder: Path) -> dict[str, Any]:
+    """What a run's files tell; if they are damaged, that they are: the other runs are to be seen all the same."""
+    from vitrefine.train.run import read_run
+
+    try:
+        run = read_run(folder)
+        epochs = run.metrics("epoch")
+        tested = next((line for line in reversed(epochs) if "top1" in line), {})
+        result = dataclasses.asdict(run.result) if run.result else {}
+        result.pop("correct", None)  # a bit for each test image is for programs that read the file
+        row = {"folder": str(folder), **run.about, "status": run.status, "epochs_done": len(epochs)}
+        row |= {"top1": tested.get("top1"), "test_loss": tested.get("test_loss"), "result": result or None}
+        _cells(row)
+        return row
+    except (TypeError, ValueError) as error:
+        return {"folder": str(folder), "status": "damaged", "error": str(error)}
 
 
-def _print(found: "list[RunInfo]") -> None:
-    table = Table("run", "model", "data", box=None, header_style="bold", pad_edge=False)
-    for column in ("seed", "parameters", "epochs", "top-1 %", "images/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
-    for run in found:
-        row = _row(run)
-        speed = row["result"]["images_per_s"] if row["result"] else None
-        table.add_row(
-            Text(row["folder"]),
-            Text(run.base_spec),
-            Text(run.data),
-            str(run.seed),
-            f"{row['params'] / 1e6:.2f} M" if "params" in row else "–",
-            str(row["epochs_done"]),
-            "–" if row["top1"] is None else f"{row['top1']:.2f}",
-            "–" if speed is None else f"{speed:,.0f}",
-            Text(row["status"] + (f": {row['error']}" if "error" in row else "")),
-        )
-    Console().print(table)
+def _print(found: list[dict[str, Any]]) -> None:
+    """A table for each folder that holds runs, so that lines need not repeat it."""
+    console = wide_console()
+
+    def parent(row: dict[str, Any]) -> Path:
+        return Path(row["folder"]).parent
+
+    for place, group in itertools.groupby(sorted(found, key=parent), key=parent):
+        rows = list(group)
+        data = {row["data"] for row in rows if "data" in row}
+        told = f" on {data.pop()}" if len(data) == 1 else ""
+        console.print(Text.assemble((str(place), "bold"), told), soft_wrap=True)
+        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1, 0, 0), expand=True)
+        table.add_column("run", overflow="fold", ratio=1)
+        for column in ("seed", "params", "epochs", "top-1 %", "images/s"):
+            table.add_column(column, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for row in rows:
+            table.add_row(_name(row, with_data=not told), *_cells(row), row["status"])
+        console.print(table, width=min(console.width, _WIDEST))
+
+
+def _name(row: dict[str, Any], with_data: bool) -> Text:
+    below = [(f"\n{row['base_spec']}", "dim")] if "base_spec" in row else []
+    below += [(f" on {row['data']}", "dim")] if "data" in row and with_data else []
+    wrong = [(f"\n{row['error']}", "yellow")] if "error" in row else []
+    return Text.assemble(Path(row["folder"]).name or row["folder"], *below, *wrong)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """Seed, parameters, epochs, accuracy and speed."""
+    speed = (row.get("result") or {}).get("images_per_s")
+    figures = (
+        (row.get("seed"), "{:d}", 1),
+        (row.get("params"), "{:.2f} M", 1e6),
+        (row.get("epochs_done"), "{:d}", 1),
+        (row.get("top1"), "{:.2f}", 1),
+        (speed, "{:,.0f}", 1),
+    )
+    return ["–" if value is None else form.format(value / unit if unit > 1 else value) for value, form, unit in figures]

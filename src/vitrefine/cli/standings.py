@@ -18,15 +18,16 @@ def print_standings(console: Console, groups: "list[Group]") -> None:
     from vitrefine.report import findings, notes
     from vitrefine.report.problems import problems
 
+    whole = not console.is_terminal  # a log file has no width, and a terminal would break words
     for group in groups:
         rows = findings.rows(group)
         console.print()
         if len(groups) > 1:
             console.print(Text(notes.summary(group)))
-        console.print(Text(findings.headline(group, rows), style="bold"), soft_wrap=True)
+        console.print(Text(findings.headline(group, rows), style="bold"), soft_wrap=whole)
         console.print(_table(rows, findings.short_names(group)))
         for problem in problems(group):
-            console.print(Text(problem, style="yellow"), soft_wrap=True)
+            console.print(Text(problem, style="yellow"), soft_wrap=whole)
 
 
 def _table(rows: "list[Row]", names: dict[str, str]) -> Table:

@@ -1,12 +1,12 @@
 """`vitrefine train`: train a model, and never lose the run."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrefine.cli.launched import is_first
 from vitrefine.cli.options import Data, RecipeName, Settings, Weights
 from vitrefine.errors import UserError
 
@@ -56,18 +56,13 @@ def train(
         job = Job(spec, data, chosen, name, folder, seed, resume, overrides, weights, tuple(track or ()))
         result = _run(job)
     except UserError as error:
-        if not _first() and not _is_of_one_process(error):
+        if not is_first() and not _is_of_one_process(error):
             sys.exit(2)  # the first process says it for all
         raise
-    if result is not None and _first():
+    if result is not None and is_first():
         achieved = f"{result.top1:.2f} % of {result.test_images} test images right"
         use = f'use it with vitrefine.load("{folder}"), see it with: vitrefine report {folder}'
         typer.echo(f"{achieved}; the model is {folder}/model.safetensors; {use}")
-
-
-def _first() -> bool:
-    """Whether this is the first process of those that were launched."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _is_of_one_process(error: UserError) -> bool:
@@ -85,12 +80,12 @@ def _run(job: "Job") -> "Result | None":
     from vitrefine.train.job import Stopped, silent
 
     try:
-        if not _first():
+        if not is_first():
             return fit(job, watch=silent)
         with TrainingView() as view:
             return fit(job, watch=view)
     except Stopped as stopped:
-        if _first():
+        if is_first():
             typer.echo(f"stopped after step {stopped.step}; continue with: {job.command()} --resume")
         return None
     finally:

@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitrefine.cli.console import wide_console
 from vitrefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,13 +82,14 @@ def _measured(asked: list[str] | None) -> "list[Row]":
             rows.append(census.measure(name))
         else:
             near = difflib.get_close_matches(name, [*census.families(), *timm.list_models()], n=1)
-            raise UserError(f"timm has no family or model {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+            hint = f"did you mean {near[0]}?" if near else "vitrefine zoo lists families"
+            raise UserError(f"timm has no family or model {name!r}; {hint}")
     return rows
 
 
 def _print_matrix(rows: "list[Row]") -> None:
     """All families in eighty columns."""
-    console = Console()
+    console = wide_console()
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("family", overflow="fold")
     shown = [row for row in rows if not row.excluded]
@@ -104,7 +105,7 @@ def _print_matrix(rows: "list[Row]") -> None:
 
 def _print_rows(rows: "list[Row]") -> None:
     """Each model with a line for each modification."""
-    console = Console()
+    console = wide_console()
     for row in rows:
         console.print(Text.assemble((row.family, "bold"), f" as {row.model}"))
         if row.excluded:

@@ -1,19 +1,14 @@
 """The page of a diagnosis, of one model or of two side by side: what it means first, then plots, maps and numbers."""
 
-import datetime
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from torch import Tensor
 
-from vitrefine import __version__
 from vitrefine.diagnose.attention import attention_maps_on, attention_rollout
 from vitrefine.diagnose.diagnosis import Diagnosis, diagnose
 from vitrefine.diagnose.images import InputFormat, sample_images
@@ -26,6 +21,7 @@ from vitrefine.files import replace_file
 from vitrefine.report import svg, words
 from vitrefine.report.diagnosis_charts import charts, matrices, merging_charts
 from vitrefine.report.diagnosis_pictures import looks, map_matrices, merging_pictures, query_strips, spectra
+from vitrefine.report.frame import environment
 from vitrefine.report.results import shortened
 
 SHOWN = 5  # images
@@ -98,35 +94,31 @@ def write_diagnosis(examined: Sequence[Examined], path: Path, command: Sequence[
 
 def render(examined: Sequence[Examined], command: Sequence[str] = ()) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("vitrefine.report"), autoescape=True, trim_blocks=True, undefined=StrictUndefined
-    )
-    environment.filters["first_upper"] = lambda text: text[:1].upper() + text[1:]
     diagnoses = [each.diagnosis for each in examined]
     names = _short([each.name for each in examined])
-    now = datetime.datetime.now(datetime.UTC)
-    return environment.get_template("diagnosis.html.j2").render(
-        version=__version__,
-        style=Markup((files("vitrefine.report") / "templates" / "style.css").read_text()),
-        date=f"{now.day} {now:%B %Y}",
-        title=f"Diagnosis of {' and '.join(names)}",
-        summary=f"diagnosis · {examined[0].data} · {words.plural(diagnoses[0].images, 'image')}",
-        headline=_headline(diagnoses, names),
-        names=names,
-        colours=[svg.series(place + 1) for place in range(len(names))],
-        models=[_model(each, name, len(names) == 1) for each, name in zip(examined, names, strict=True)],
-        attention=charts(diagnoses, names, ("entropy", "class_entropy", "distance", "gradient")),
-        features=charts(diagnoses, names, ("head_similarity", "token_similarity", "evolution")),
-        refined=any("refined_head_similarity" in each.profiles for each in diagnoses),
-        matrices=matrices(diagnoses, names),
-        learned=merging_charts(diagnoses, names),
-        strips=query_strips(diagnoses),
-        maps=[map_matrices(each.matrices) for each in examined],
-        looks=looks([(each.pictures, each.heat) for each in examined], names),
-        points=[merging_pictures(each.diagnosis, each.pictures) for each in examined],
-        spectra=spectra(diagnoses),
-        notes=[note for each in examined for note in each.notes],
-        command=shlex.join(command),
+    return (
+        environment()
+        .get_template("diagnosis.html.j2")
+        .render(
+            title=f"Diagnosis of {' and '.join(names)}",
+            summary=f"diagnosis · {examined[0].data} · {words.plural(diagnoses[0].images, 'image')}",
+            headline=_headline(diagnoses, names),
+            names=names,
+            colours=[svg.series(place + 1) for place in range(len(names))],
+            models=[_model(each, name, len(names) == 1) for each, name in zip(examined, names, strict=True)],
+            attention=charts(diagnoses, names, ("entropy", "class_entropy", "distance", "gradient")),
+            features=charts(diagnoses, names, ("head_similarity", "token_similarity", "evolution")),
+            refined=any("refined_head_similarity" in each.profiles for each in diagnoses),
+            matrices=matrices(diagnoses, names),
+            learned=merging_charts(diagnoses, names),
+            strips=query_strips(diagnoses),
+            maps=[map_matrices(each.matrices) for each in examined],
+            looks=looks([(each.pictures, each.heat) for each in examined], names),
+            points=[merging_pictures(each.diagnosis, each.pictures) for each in examined],
+            spectra=spectra(diagnoses),
+            notes=[note for each in examined for note in each.notes],
+            command=shlex.join(command),
+        )
     )
 
 

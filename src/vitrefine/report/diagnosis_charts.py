@@ -25,6 +25,7 @@ ABOUT = {
     "offset": ("Offsets of token merging", "tokens"),
 }
 WIDE_ONES = ("entropy",)
+ACROSS = {"token_similarity": "block, 0 its input", "evolution": "block", "offset": "merging"}  # what layers are else
 
 
 def charts(diagnoses: Sequence[Diagnosis], names: Sequence[str], keys: Sequence[str]) -> list[tuple[bool, Chart]]:
@@ -54,20 +55,21 @@ def _chart(
     name = f"chart-{key}"
     title, unit = ABOUT[key]
     shares = all(profile.shares for profile in profiles.values())
+    first = 0 if key == "token_similarity" else 1  # the input of the first block is measured too
     with svg.drawing(name, WIDE if wide else THIRD, 320 if wide else 250) as figure:
         plot = svg.axes(figure, left=66, bottom=46, right=14, top=26 if shares else 12)
         for place, profile in profiles.items():
             # Where two models are alike both lines are to be seen.
             wider = 1.8 if len(profiles) > 1 and place == 0 else 0.0
-            _draw(plot, place, profile, shares, bands=len(profiles) == 1, wider=wider)
+            _draw(plot, place, profile, shares, first, bands=len(profiles) == 1, wider=wider)
         for place, profile in after.items():
             _draw_after(plot, place, profile, list(profiles[place].layers))
         if shares:
             _mark_bound(plot, "uniform attention" if wide else "uniform")
-        plot.set_xlim(0.5, max(len(profile.layers) for profile in profiles.values()) + 0.5)
+        plot.set_xlim(first - 0.5, first + max(len(profile.layers) for profile in profiles.values()) - 0.5)
         plot.xaxis.set_major_locator(MaxNLocator(12 if wide else 6, integer=True, min_n_ticks=1))
         plot.grid(visible=False, axis="x")
-        plot.set_xlabel({"token_similarity": "block, 1 the input", "evolution": "block"}.get(key, "layer"))
+        plot.set_xlabel(ACROSS.get(key, "layer"))
         plot.set_ylabel(unit)
         told = "; ".join(f"{names[place]}: {_told(profile, shares)}" for place, profile in profiles.items())
         return finished(figure, name, title, f"Means by layer. {told}.")
@@ -78,10 +80,10 @@ def _told(profile: Profile, shares: bool) -> str:
     return ", ".join(f"{100 * v:.0f}{words.PER_CENT}" if values else f"{v:.2f}" for v in values or profile.means)
 
 
-def _draw(plot: Axes, place: int, profile: Profile, shares: bool, bands: bool, wider: float) -> None:
+def _draw(plot: Axes, place: int, profile: Profile, shares: bool, first: int, bands: bool, wider: float) -> None:
     colour = svg.series_colour(place + 1)
     factors = [100 / layer.bound if shares and layer.bound else 1.0 for layer in profile.layers]
-    numbers = list(range(1, len(profile.layers) + 1))
+    numbers = list(range(first, first + len(profile.layers)))
     means = [layer.whole.mean * factor for layer, factor in zip(profile.layers, factors, strict=True)]
     if bands:
         low, high = (
@@ -132,7 +134,7 @@ def matrices(diagnoses: Sequence[Diagnosis], names: Sequence[str]) -> list[Chart
             plot.grid(visible=False)
             scale = svg.axes(figure, left=THIRD - 48, bottom=46, right=36, top=12)
             scale.grid(visible=False)
-            mesh = plot.pcolormesh(values, vmin=0, vmax=1, cmap="magma", edgecolors="face", linewidth=0.4)
+            mesh = plot.pcolormesh(values, vmin=0, vmax=1, cmap="magma")
             bar = figure.colorbar(mesh, cax=scale, ticks=[0, 0.5, 1])
             bar.outline.set_visible(False)
             scale.tick_params(length=0, labelcolor=svg.colour("muted"))

@@ -19,7 +19,6 @@ CELL = 36  # pixels of a small map
 MOST_ROWS = 24  # layers of which small maps are shown
 MATRICES = 5  # layers whose maps are shown as matrices
 PAIRED = ("last layer", "rolled out")  # what is shown of two models side by side
-POINTS_OF = 2  # tokens whose sampling points are drawn, on each image
 
 
 def looks(examined: Sequence[tuple[Tensor, Mapping[str, Tensor]]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -32,7 +31,8 @@ def looks(examined: Sequence[tuple[Tensor, Mapping[str, Tensor]]], names: Sequen
         cells = [
             {
                 "overlay": overlay(heat[number]),
-                "head": f"{name}: {what}" if len(names) > 1 else what,
+                "model": name if len(names) > 1 else "",
+                "what": what,
                 "words": f"attention of {name} on image {number + 1}, {what}",
             }
             for name, (_, maps) in zip(names, examined, strict=True)
@@ -119,7 +119,7 @@ def merging_pictures(diagnosis: Diagnosis, pictures: Tensor) -> list[dict[str, A
     if not mergings:
         return []
     height, width = mergings[-1].offsets.shape[-2:]
-    tokens = [(height // 2, width // 2), (height // 4, width // 4)][:POINTS_OF]
+    tokens = list(dict.fromkeys([(height // 2, width // 2), (height // 4, width // 4)]))  # one, if there is but one
     found = []
     for number, picture in enumerate(pictures):
         if number >= len(mergings[0].offsets):

@@ -56,12 +56,21 @@ def evaluations(name: str, group: Group) -> dict[str, Any] | None:
         name: Begins all ids in it.
         group: The runs.
     """
-    found, stale = _collected(group)
-    if not found and not stale:
+    try:
+        found, stale = _collected(group)
+        labels = list(short_names(group).values())
+        sittings = [_sitting(f"{name}-{i}", by_spec, labels) for i, by_spec in enumerate(found)]
+    except (AttributeError, KeyError, TypeError, ValueError):  # the page is about more than this
+        return {"sittings": [], "notes": [_damaged(group)]}
+    if not sittings and not stale:
         return None
-    labels = list(short_names(group).values())
-    sittings = [_sitting(f"{name}-{i}", by_spec, labels) for i, by_spec in enumerate(found)]
-    return {"sittings": sittings, "notes": [_stale(runs) for runs in [stale] if runs]}
+    return {"sittings": sittings, "notes": [_stale(stale)] if stale else []}
+
+
+def _damaged(group: Group) -> str:
+    files = [str(run.folder / FILE) for run in group.runs if (run.folder / FILE).is_file()]
+    which = f"One of {words.listing(files)}" if len(files) > 1 else files[0]
+    return f"{which} is damaged, so that nothing is shown of it; delete it, and run vitrefine evaluate again."
 
 
 def _collected(group: Group) -> tuple[list[dict[int, BySeed]], list[Run]]:

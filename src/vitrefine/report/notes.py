@@ -30,19 +30,22 @@ def problems_title(group: Group) -> str:
     return f"{missing} of {done + missing} runs {verb} not finished; the figures are from the other {done}."
 
 
-def _most_seeds(group: Group) -> int:
-    return max(len(arm.finished) for arm in group.arms)
+def _seeds(group: Group) -> list[int]:
+    """How many seeds specs have finished, from the fewest to the most; those that have none are left out."""
+    return sorted(len(arm.finished) for arm in group.arms if arm.finished)
 
 
 def intervals(group: Group) -> str:
     """What accuracies and intervals are over."""
     images = max((len(bits) for arm in group.arms for bits in arm.right.values()), default=0)
-    seeds = _most_seeds(group)
+    seeds = _seeds(group)
     if not seeds:
         return "No run has finished yet, so there are no accuracies."
     share = f"Accuracy is the share of {images:,} test images whose class comes first"
-    if seeds > 1:
-        return f"{share}, as a mean over {words.plural(seeds, 'seed')}; differences are taken seed by seed."
+    if seeds[-1] > 1:
+        many = f"{seeds[-1]}" if seeds[0] == seeds[-1] else f"{seeds[0]} to {seeds[-1]}"
+        single = " Where a spec has one seed, its intervals are over test images." if seeds[0] == 1 else ""
+        return f"{share}, as a mean over {many} seeds; differences are taken seed by seed.{single}"
     return (
         f"{share}. There is one seed, so the intervals say how far other test images could move a figure, not how far "
         "another seed could; that takes --seeds 3 or more."
@@ -52,7 +55,7 @@ def intervals(group: Group) -> str:
 def costs(group: Group, table: Sequence[Row]) -> str:
     """Where the figures of cost come from."""
     against = f"Small figures under the costs are relative to {baseline_name(group)}. " if len(table) > 1 else ""
-    median = ", the median over seeds" if _most_seeds(group) > 1 else ""
+    median = ", the median over seeds" if max(_seeds(group), default=0) > 1 else ""
     memory = "" if any(row.memory for row in table) else " Memory was not measured."
     shared = any(not run.alone for arm in group.arms for run in arm.runs)
     speed = " Images/s are of runs that had the device to themselves; some here shared it." if shared else ""

@@ -1,18 +1,16 @@
 """One self-contained HTML page out of runs: the answer first, then figures, curves, and how to have it again."""
 
-import datetime
 import re
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from vitrefine import __version__
 from vitrefine.files import replace_file
 from vitrefine.report import words
 from vitrefine.report.collect import Collection
+from vitrefine.report.frame import environment
 from vitrefine.report.results import Group, bare
 from vitrefine.report.section import section
 
@@ -33,14 +31,10 @@ def render(collection: Collection) -> str:
     single = len(groups) == 1
     runs = words.plural(sum(len(group.runs) for group in groups), "run")
     template = _environment(arm.label for group in groups for arm in group.arms).get_template("page.html.j2")
-    now = datetime.datetime.now(datetime.UTC)
     return template.render(
-        version=__version__,
-        style=Markup((files("vitrefine.report") / "templates" / "style.css").read_text()),
         title=_title(groups),
         summary=sections[0]["summary"] if single else runs,
         headline=sections[0]["headline"] if single else _several(groups),
-        date=f"{now.day} {now:%B %Y}",
         groups=sections,
         pictures=[picture for shown in sections for picture in shown["pictures"]],
     )
@@ -74,15 +68,11 @@ def _apart(group: Group, first: Group) -> str:
 
 
 def _environment(labels: Iterable[str]) -> Environment:
-    environment = Environment(
-        loader=PackageLoader("vitrefine.report"), autoescape=True, trim_blocks=True, undefined=StrictUndefined
-    )
+    made = environment()
     names = sorted({name for label in labels for name in (label, bare(label))}, key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w+])({'|'.join(map(re.escape, names))})(?![\w(])")
-    environment.filters["specs"] = lambda text: _with_specs(text, pattern)
-    environment.filters["breakable"] = _breakable
-    environment.filters["first_upper"] = lambda text: text[:1].upper() + text[1:]
-    return environment
+    made.filters["specs"] = lambda text: _with_specs(text, pattern)
+    return made
 
 
 def _with_specs(text: str, pattern: re.Pattern[str]) -> Markup:
@@ -92,8 +82,3 @@ def _with_specs(text: str, pattern: re.Pattern[str]) -> Markup:
         Markup('<span class="spec">{}</span>').format(piece) if place % 2 else escape(piece)
         for place, piece in enumerate(pieces)
     )
-
-
-def _breakable(spec: str) -> Markup:
-    """A spec that may be broken where its parts meet."""
-    return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[_(,])(?=[^_(,])|(?=\+)", spec))

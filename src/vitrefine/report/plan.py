@@ -69,7 +69,7 @@ def read_plan(folder: Path) -> Plan | None:
     if not path.is_file():
         return None
     try:
-        content: Mapping[str, Any] = json.loads(path.read_text())
+        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         data, name, recipe, command = (str(content[key]) for key in ("data", "recipe_name", "recipe", "command"))
         specs, seeds = tuple(map(str, content["specs"])), int(content["seeds"])
         return Plan(specs, seeds, data, name, recipe, command, content.get("weights"))

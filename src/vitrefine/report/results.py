@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from vitrefine.errors import UserError
 from vitrefine.statistics import Bits
 from vitrefine.train.job import Line, Result
 from vitrefine.train.resume import FREE
-from vitrefine.train.run import RECIPE, RESULT, RunInfo
+from vitrefine.train.run import RECIPE, RESULT, RUN, RunInfo
+
+_RESULT = TypeAdapter(Result)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,25 @@ def _flat(value: Any, prefix: str = "") -> dict[str, str]:
 
 def read(info: RunInfo) -> Run:
     """What a page needs to know of a run."""
+    try:
+        return _read(info)
+    except UserError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{info.folder} holds a damaged run ({_wrong(error)}); leave it out") from error
+
+
+def _wrong(error: Exception) -> str:
+    """Which file it is, and what is wrong with it."""
+    if isinstance(error, ValidationError):
+        wrong = error.errors(include_url=False)[0]
+        return f"{RESULT}: {wrong['loc'][0]}: {wrong['msg']}"
+    return f"{RUN}: {error}"
+
+
+def _read(info: RunInfo) -> Run:
     about = info.about
+    result = _RESULT.validate_python(vars(info.result)) if info.result else None
     return Run(
         folder=info.folder,
         spec=info.base_spec,
@@ -84,17 +105,21 @@ def read(info: RunInfo) -> Run:
         status=info.status,
         weights=str(about.get("weights") or ""),
         error=str(about.get("error") or ""),
-        params=about.get("params"),
-        macs=about.get("macs"),
+        params=_whole(about.get("params")),
+        macs=_whole(about.get("macs")),
         device=str(about.get("device", "")),
         alone=about.get("at_once", 1) == 1,
         versions={str(name): str(version) for name, version in (about.get("versions") or {}).items()},
         command=str(about.get("command", "")),
         started=str(about.get("started", "")),
         epochs=info.metrics("epoch"),
-        result=info.result,
-        right=_unpacked(info.result, info.folder) if info.result else None,
+        result=result,
+        right=_unpacked(result, info.folder) if result else None,
     )
+
+
+def _whole(number: Any) -> int | None:
+    return None if number is None else int(number)
 
 
 def _recipe(info: RunInfo) -> str:

@@ -1,0 +1,8 @@
+"""A command among processes that a launcher started."""
+
+import os
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks and writes for all."""
+    return os.environ.get("RANK", "0") == "0"
