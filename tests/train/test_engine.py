@@ -4,9 +4,11 @@ import json
 import math
 import threading
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import ViTConfig
 
 import vitrefine
 from vitrefine.data.dataset import Place
@@ -78,6 +80,8 @@ def test_the_model_that_is_saved_is_the_one_that_was_tested(done):
     assert model.pretrained_cfg["label_names"] == tuple("0123456789")
     data = open_data("digits")
     assert model.pretrained_cfg["mean"] == pytest.approx(data.mean)
+    prepared = {name: model.pretrained_cfg[name] for name in ("crop_pct", "crop_mode", "interpolation")}
+    assert prepared == {"crop_pct": 1.0, "crop_mode": "center", "interpolation": "bilinear"}  # the library's: bicubic
     place = Place(64, 0, 1, torch.device("cpu"), 0)
     batches = list(data.test_loader(place, job.recipe.data, (32, 32)).epoch(0))
     with torch.no_grad():
@@ -204,11 +208,29 @@ def test_weights_to_start_from(done, small_job, tmp_path):
     save_file(model.state_dict(), plain)
     notes = Notes()
     again = small_job(tmp_path / "again", *job.overrides, spec=job.spec, weights=str(plain))
-    assert train(again, watch=notes).correct == result.correct
-    assert notes.said[0].startswith(f"started from {plain}: ")
+    train(again, watch=notes)
+    assert notes.said[0].startswith(f"started from {plain}: {len(model.state_dict())} of ")
     finer = done[0].spec.replace("patch_size=8", "patch_size=4")
     with pytest.raises(UserError, match=r"does not fit .*: its pos_embed is"):
         train(small_job(tmp_path / "other", spec=finer, weights=str(source)))
+
+
+def test_images_are_normalised_as_weights_are_used_to(small_job, tmp_path):
+    generator = np.random.default_rng(0)
+    images, labels = generator.integers(0, 256, (128, 32, 32, 3), np.uint8), np.arange(128) % 10
+    np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10])
+    options = {"data": f"cifar10:{tmp_path / 'few.npz'}"}
+    overrides = ("epochs=1", "schedule.warmup_epochs=0")
+
+    def mean(name, **weights):
+        train(small_job(tmp_path / name, *overrides, **options, **weights))
+        return tuple(vitrefine.load(tmp_path / name).pretrained_cfg["mean"])
+
+    own = pytest.approx(tuple(images.reshape(-1, 3).mean(0) / 255))
+    assert mean("scratch") == own
+    save_file(vitrefine.load(tmp_path / "scratch").state_dict(), tmp_path / "plain.safetensors")
+    assert mean("plain", weights=str(tmp_path / "plain.safetensors")) == (0.5, 0.5, 0.5)  # as timm has it for this ViT
+    assert mean("again", weights=str(tmp_path / "scratch")) == own
 
 
 def test_too_little_memory_is_one_sentence(small_job, tmp_path, monkeypatch):
@@ -240,6 +262,9 @@ def test_mistakes_are_found_before_anything_is_written(small_job, tmp_path):
 def test_models_without_drop_path(small_job, tmp_path):
     with pytest.raises(UserError, match=r"takes no argument drop_path_rate; train it with --set model.drop_path=null"):
         train(small_job(tmp_path / "run", "model.drop_path=0.1", spec="vgg11"))
+    ViTConfig(image_size=32, patch_size=8).save_pretrained(tmp_path / "vit")
+    with pytest.raises(UserError, match=r"has no drop_path_rate; train it with --set model.drop_path=null"):
+        train(small_job(tmp_path / "run", "model.drop_path=0.1", spec=f'hf:"{tmp_path / "vit"}"'))
 
 
 def test_it_runs_in_a_thread(small_job, tmp_path):

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import timm.optim
 import torch
+import torchvision
 from torch import nn
+from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
 import vitrefine
 from vitrefine.errors import UserError
@@ -75,6 +77,20 @@ def test_offsets_are_slow_unless_told_otherwise() -> None:
     model = vitrefine.create(LIT)
     assert names_by(model, parameter_groups(model, recipe()), "lr_scale").keys() == {1.0, 0.01}
     assert names_by(model, parameter_groups(model, recipe("optim.offset_lr_ratio=1")), "lr_scale").keys() == {1.0}
+
+
+def test_tokens_of_transformers_do_not_decay() -> None:
+    config = Dinov2WithRegistersConfig(image_size=32, patch_size=8, hidden_size=24, num_hidden_layers=1)
+    model = Dinov2WithRegistersModel(config)
+    decay = names_by(model, parameter_groups(model, recipe()), "weight_decay")
+    tokens = {f"embeddings.{name}" for name in ("cls_token", "mask_token", "register_tokens", "position_embeddings")}
+    assert tokens <= decay[0.0]
+
+
+def test_layer_decay_is_refused_where_it_would_do_nothing() -> None:
+    model = torchvision.models.VisionTransformer(32, 8, 2, 3, 12, 16)
+    with pytest.raises(UserError, match=r"layer_decay needs a model that tells its layers apart.*VisionTransformer"):
+        parameter_groups(model, recipe("optim.layer_decay=0.5"))
 
 
 def test_layer_decay_multiplies_with_the_offsets_ratio() -> None:

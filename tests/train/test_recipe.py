@@ -210,7 +210,8 @@ def test_settings_that_do_not_go_together(tmp_path: Path, overrides: list[str], 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"there is no recipe 'diet', but deit; give a YAML file or one of cifar, cifar_finetune, cifar_quick"
+        UserError,
+        match=r"there is no recipe 'diet', but deit; give a YAML file or one of cifar, cifar_finetune, cifar_quick",
     ):
         load_recipe("diet")
     with pytest.raises(UserError, match="there is no recipe"):
@@ -232,6 +233,13 @@ def test_batches_are_dealt_out_evenly() -> None:
     assert recipe.per_process(8) == 64
     with pytest.raises(UserError, match="batch=1024 cannot be dealt out to 3 processes times accumulate=2"):
         recipe.per_process(3)
+
+
+def test_an_image_alone_is_not_mixed_with_itself() -> None:
+    overrides = ["batch=8", "accumulate=4", "optim.lr_batch=8"]
+    with pytest.raises(UserError, match="mixup and cutmix mix two images, but 2 processes take one each"):
+        load_recipe("deit", overrides).per_process(2)
+    assert load_recipe("deit", [*overrides, "augment.mixup=0", "augment.cutmix=0"]).per_process(2) == 1
 
 
 def test_arguments_of_the_model() -> None:

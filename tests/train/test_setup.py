@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vitrefine.surgery.create import create
 from vitrefine.train.recipe import load_recipe
-from vitrefine.train.setup import is_compiled, is_graphed
+from vitrefine.train.setup import _leaves_parameters_out, is_compiled, is_graphed
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,9 @@ def test_graphs_where_one_gpu_makes_one_step_an_update(device, processes, settin
     recipe = load_recipe("cifar", settings)
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
     assert (is_compiled(recipe, accelerator.device), is_graphed(recipe, accelerator)) == (compiled, graphed)
+
+
+@pytest.mark.parametrize(("modification", "some_idle"), [("", False), ("+refiner", False), ("+refiner(share=1)", True)])
+def test_parameters_without_a_part_in_the_output_are_found(modification, some_idle):
+    model = create(f"eva02_base_patch14_448(img_size=32,patch_size=8,depth=2,embed_dim=24,num_heads=3){modification}")
+    assert _leaves_parameters_out(model, SimpleNamespace(size=(32, 32)), 3) == some_idle

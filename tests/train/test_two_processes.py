@@ -68,6 +68,13 @@ def test_two_processes_resume_to_the_same_bits(stages, tmp_path):
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
+def test_parameters_that_have_no_part_in_the_output(stages, tmp_path):
+    """A block that uses the maps of another leaves its own queries and keys idle, which DDP would wait for."""
+    spec = "eva02_base_patch14_448(img_size=32,patch_size=8,depth=2,embed_dim=24,num_heads=3)+refiner(share=1)"
+    (both,) = stages({"folder": tmp_path / "run", "spec": spec, "overrides": ["epochs=1"], "world": 2})
+    assert both["codes"] == [0, 0], both
+
+
 def test_mistakes_are_everyones(stages, tmp_path):
     """The main process finds the mistake; the other must not wait for it for ever."""
     (tmp_path / "run").write_text("in the way")

@@ -73,11 +73,10 @@ class DataSet(Protocol):
     @property
     def channels(self) -> int: ...
 
-    @property
-    def mean(self) -> tuple[float, ...]: ...
+    mean: tuple[float, ...]
+    """Of its channels, what images are normalised with; may be set to what a model is used to."""
 
-    @property
-    def std(self) -> tuple[float, ...]: ...
+    std: tuple[float, ...]
 
     @property
     def fingerprint(self) -> str:

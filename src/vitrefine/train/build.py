@@ -1,10 +1,12 @@
 """The model that a run starts from."""
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitrefine.data.dataset import DataSet
 from vitrefine.errors import UserError
 from vitrefine.surgery.checkpoint import restored
 from vitrefine.surgery.create import create
@@ -33,7 +35,7 @@ def build_model(fit: Fit, recipe: Recipe, seed: int, weights: str | None) -> tup
     try:
         model = create(fit.spec, **arguments)
     except UserError as error:
-        refused = next((name for name in rates if f"argument {name}" in str(error)), None)
+        refused = next((name for name in rates if re.search(rf"(argument|has no) {name}\b", str(error))), None)
         if refused is None:
             raise
         key = {"drop_path_rate": "model.drop_path", "drop_rate": "model.drop"}[refused]
@@ -45,7 +47,7 @@ def build_model(fit: Fit, recipe: Recipe, seed: int, weights: str | None) -> tup
 
 def _start_from(model: nn.Module, path: str, fit: Fit) -> str:
     """Take over weights by name; what is not there, and what there is one of for each class, is learnt anew."""
-    state, source = model.state_dict(), _source(path, fit)
+    state, source = model.state_dict(), _source(path, model, fit)
     taken: dict[str, Tensor] = {}
     for name, tensor in source.items():
         if name not in state:
@@ -62,13 +64,26 @@ def _start_from(model: nn.Module, path: str, fit: Fit) -> str:
     return f"started from {path}: {len(taken)} of {len(state)} weights; new: {', '.join(new) or 'none'}"
 
 
-def _source(path: str, fit: Fit) -> dict[str, Tensor]:
-    """The weights in a checkpoint; position embeddings are resized where it says what its model is."""
+def _source(path: str, model: Any, fit: Fit) -> dict[str, Tensor]:
+    """The weights in a checkpoint; where it says what its model is, position embeddings are resized.
+
+    What that says of images counts for `model`, too.
+    """
     weights, info = read_any(located(path))
     if info is None:
         return weights
-    model = restored(path, weights, info)
-    resize: Any = getattr(model, "set_input_size", None)
-    if resize is not None:
-        resize(img_size=fit.size)
-    return model.state_dict()
+    source: Any = restored(path, weights, info)
+    said, own = (getattr(each, "pretrained_cfg", None) or {} for each in (source, model))
+    model.pretrained_cfg = {**own, **{name: said[name] for name in ("mean", "std") if name in said}}
+    if hasattr(source, "set_input_size"):
+        source.set_input_size(img_size=fit.size)
+    state: dict[str, Tensor] = source.state_dict()
+    return state
+
+
+def normalise_for(model: nn.Module, data: DataSet) -> None:
+    """Give images the mean and deviation that a model with weights is used to, where it says which."""
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = config.get("mean"), config.get("std")
+    if mean and std and len(mean) == len(std) == data.channels:
+        data.mean, data.std = tuple(mean), tuple(std)

@@ -1,6 +1,7 @@
 """The end of a run: the model, and what it achieves."""
 
 from vitrefine.data.dataset import DataSet
+from vitrefine.data.pillow import INTERPOLATION, TEST_CROP_RATIO
 from vitrefine.surgery.checkpoint import save
 from vitrefine.surgery.create import create
 from vitrefine.train.evaluation import Evaluation
@@ -33,9 +34,11 @@ def finish(setup: Setup, data: DataSet, tested: Evaluation) -> Result:
     def write() -> None:
         model = create(setup.fit.spec)  # unwrapped, and as its spec says: without what is for training only
         model.load_state_dict(weights)
-        ratio = recipe.data.crop_ratio or (1.0 if data.size else 0.875)
         images = {"input_size": [data.channels, *setup.fit.size], "mean": list(data.mean), "std": list(data.std)}
-        save(model, job.folder / MODEL, input_config=images | {"crop_pct": ratio}, classes=data.classes)
+        # Whatever the model's library does with its images, these were resized and cropped as follows.
+        images |= {"crop_pct": recipe.data.crop_ratio or (1.0 if data.size else TEST_CROP_RATIO)}
+        images |= {"crop_mode": "center", "interpolation": "bilinear" if data.size else INTERPOLATION}
+        save(model, job.folder / MODEL, input_config=images, classes=data.classes)
         write_result(job.folder, result)
 
     on_main(setup.accelerator, write)

@@ -24,6 +24,8 @@ UNDECAYED = frozenset(
         "class_embedding",
         "dist_token",
         "distillation_token",
+        "mask_token",
+        "register_tokens",
         "pos_embed",
         "pos_embedding",
         "position_embedding",
@@ -42,6 +44,11 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     left_alone = {name for name in names if name.removesuffix(".weight").rpartition(".")[2] in UNDECAYED} | set(own())
     if optim.layer_decay is None:
         groups = param_groups_weight_decay(model, optim.weight_decay, no_weight_decay_list=left_alone)
+    elif not hasattr(model, "group_matcher"):
+        raise UserError(
+            f"optim.layer_decay needs a model that tells its layers apart, as timm's do and {type(model).__name__} "
+            "does not; make it null"
+        )
     else:
         groups = param_groups_layer_decay(
             model, optim.weight_decay, no_weight_decay_list=left_alone, layer_decay=optim.layer_decay

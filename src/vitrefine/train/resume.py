@@ -7,7 +7,7 @@ from vitrefine.errors import UserError
 from vitrefine.train.recipe import Recipe, load_recipe
 from vitrefine.train.run import RECIPE, RunInfo
 
-# Settings that leave what is computed as it is, rounding aside.
+# Settings that leave the run the same one: its images, its updates. (`accumulate` draws augmentation anew.)
 FREE = frozenset(
     {
         "accumulate",

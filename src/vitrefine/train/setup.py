@@ -16,7 +16,9 @@ from torch import nn
 from vitrefine.data.dataset import DataSet, Loader, Place
 from vitrefine.errors import UserError
 from vitrefine.models.cost import measure
-from vitrefine.train.build import build_model
+from vitrefine.models.meta import meta_copy
+from vitrefine.surgery.watch import tensors_in
+from vitrefine.train.build import build_model, normalise_for
 from vitrefine.train.fit import Fit
 from vitrefine.train.job import Job
 from vitrefine.train.objective import Objective, build_objective
@@ -121,6 +123,7 @@ def build_setup(job: Job, data: DataSet, fit: Fit, accelerator: Accelerator, say
     raw, started = build_model(fit, recipe, job.seed, job.weights)
     if started:
         say(started)
+        normalise_for(raw, data)
     params, macs = _cost(raw, fit, data.channels)
     raw.to(device).train()
     objective = build_objective(recipe, raw, len(data.classes), mean=data.mean, std=data.std, device=device).to(device)
@@ -136,10 +139,28 @@ def build_setup(job: Job, data: DataSet, fit: Fit, accelerator: Accelerator, say
     train_loader = data.train_loader(place, recipe.augment, recipe.data, fit.size)
     updates = len(train_loader) // recipe.accumulate
     schedule = build_schedule(optimizer, recipe, updates)
+    if accelerator.ddp_handler is not None and accelerator.num_processes > 1:
+        accelerator.ddp_handler.find_unused_parameters = _leaves_parameters_out(raw, fit, data.channels)
     model, wrapped = accelerator.prepare(raw, optimizer)
     state = State(accelerator, model, wrapped.optimizer, schedule, ema, torch.zeros(2, device=device), Progress())
     test_loader = data.test_loader(place, recipe.data, fit.size)
     return Setup(job, fit, state, raw, wrapped, objective, train_loader, test_loader, updates, params, macs)
+
+
+def _leaves_parameters_out(model: nn.Module, fit: Fit, channels: int) -> bool:
+    """Whether some parameters have no part in the output: DDP would wait for their gradients.
+
+    The queries and keys of a block that shares the maps of another are such, and the mask tokens of transformers.
+    """
+    twin = meta_copy(model).train()
+    for shadow, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+        shadow.requires_grad_(parameter.requires_grad)
+    try:
+        output = twin(torch.empty(2, channels, *fit.size, device="meta"))
+        torch.stack([tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]).sum().backward()
+    except RuntimeError:  # its path depends on values: DDP has to look for itself
+        return True
+    return any(parameter.grad is None for parameter in twin.parameters() if parameter.requires_grad)
 
 
 def _seat(accelerator: Accelerator) -> tuple[int, int]:
