@@ -84,4 +84,4 @@ def test_mistakes_are_everyones(stages, tmp_path):
     assert odd["codes"] == [2, 2]
     assert "error: batch=63 cannot be dealt out to 2 processes; take a multiple" in odd["said"]
     assert barred["codes"] == [2, 2]
-    assert f"error: {tmp_path}/run cannot be made a folder: File exists" in barred["said"]
+    assert f"error: {tmp_path}/run cannot be made a folder: File exists; choose another with --out" in barred["said"]

@@ -71,7 +71,9 @@ _HARMLESS: list[Any] = [argparse.Namespace, (_Settings, "yacs.config.CfgNode")]
 def read_checkpoint(path: Path) -> State:
     """The weights in a file of the authors' repositories, read without running any code that it may carry."""
     if not path.is_file():
-        raise UserError(f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}")
+        raise UserError(
+            f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}; name one that is there"
+        )
     try:
         with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old formats and of archives that are refused anyhow

@@ -66,7 +66,7 @@ def read_any(path: str | Path) -> tuple[State, Info | None]:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
     except FileNotFoundError as error:
-        raise UserError(f"there is no file {path}") from error
+        raise UserError(f"there is no file {path}; name weights that are there") from error
     except (OSError, SafetensorError) as error:
         raise UserError(_what_is_wrong(Path(path), error)) from error
     if KEY not in metadata:

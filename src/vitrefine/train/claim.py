@@ -38,7 +38,7 @@ def claim(job: Job, about: Line, lock: FolderLock) -> Line | None:
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{job.folder} cannot be made a folder: {error.strerror}") from error
+        raise UserError(f"{job.folder} cannot be made a folder: {error.strerror}; choose another with --out") from error
     lock.take()
     if not (job.folder / RUN).exists():
         return None

@@ -23,6 +23,7 @@ from vitrefine.train.lock import is_locked
 
 RUN, RECIPE, METRICS, RESULT = "run.json", "recipe.yaml", "metrics.jsonl", "result.json"
 MODEL, CHECKPOINTS = "model.safetensors", "checkpoints"
+_REMEDY = "move this run elsewhere, or train it again"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class RunInfo:
 
     @property
     def recipe_text(self) -> str:
-        return (self.folder / RECIPE).read_text()
+        return (self.folder / RECIPE).read_text(encoding="utf-8")
 
     def metrics(self, kind: str | None = None) -> list[Line]:
         """The lines of metrics.jsonl, all or those of a kind (`step`, `epoch`)."""
@@ -81,11 +82,11 @@ def read_run(folder: str | Path) -> RunInfo:
     folder = Path(folder)
     path = folder / RUN
     if not path.is_file():
-        raise UserError(f"{folder} holds no run: there is no {RUN} in it")
+        raise UserError(f"{folder} holds no run: there is no {RUN} in it; name the folder of a run")
     about = _read_json(path)
     needed = ("spec", "base_spec", "data", "fingerprint", "recipe", "seed", "status")
     if missing := [name for name in needed if name not in about]:
-        raise UserError(f"{path} is damaged: it has no {missing[0]}")
+        raise UserError(f"{path} is damaged: it has no {missing[0]}; {_REMEDY}")
     return RunInfo(folder, about)
 
 
@@ -111,7 +112,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a file of JSON lines; one that a kill cut short, or that is no object, is left out."""
     if not path.is_file():
         return
-    for text in path.read_text(errors="replace").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
@@ -122,9 +123,9 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
+        raise UserError(f"{path} cannot be read ({error}); {_REMEDY}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it holds no JSON object")
+        raise UserError(f"{path} is damaged: it holds no JSON object; {_REMEDY}")
     return content
