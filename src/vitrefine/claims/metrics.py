@@ -100,7 +100,7 @@ def _trained(run: RunInfo) -> Iterator[tuple[str, float]]:
     yield "accuracy", result.top1
     yield "top5", result.top5
     yield "test_loss", result.test_loss
-    if run.about.get("at_once", 1) == 1:
+    if run.alone:
         yield "images_per_s", result.images_per_s
     if result.peak_memory_mib is not None:
         yield "peak_memory_mib", result.peak_memory_mib

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrefine.cli.console import wide_console
 from vitrefine.cli.launched import is_first
 from vitrefine.cli.options import Data, RecipeName, Settings, Weights
 from vitrefine.errors import UserError
@@ -160,15 +159,11 @@ def _is_finished(folder: Path) -> bool:
 
 def _conclude(plan: "Plan", out: Path, errors: Errors) -> None:
     """Say what came of it, and write the page."""
-    from vitrefine.cli.standings import print_standings
+    from vitrefine.cli.standings import present
     from vitrefine.report.collect import collect
-    from vitrefine.report.page import PAGE, write_page
+    from vitrefine.report.page import PAGE
 
-    collection = collect([out], errors)
-    try:
-        print_standings(wide_console(), collection.groups)
-    finally:  # nobody may be reading any more, but the page is to be there
-        write_page(collection, out / PAGE)
+    present(collect([out], errors), out / PAGE)
     if errors:
         typer.echo(
             f"\n{len(errors)} of {plan.seeds * len(plan.specs)} runs failed; try again with: {plan.command} --resume"

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from vitrefine.cli.console import wide_console
 from vitrefine.cli.options import check_out
 
 
@@ -27,15 +26,12 @@ def report(
       vitrefine report runs/vit_tiny_patch16_224-digits-s0 runs/vit_tiny_patch16_224-cb-digits-s0
       vitrefine report runs --out all.html
     """
-    from vitrefine.cli.standings import print_standings
+    from vitrefine.cli.standings import present
     from vitrefine.report.collect import collect
-    from vitrefine.report.page import PAGE, write_page
+    from vitrefine.report.page import PAGE
 
     page = out or (runs[0] / PAGE if len(runs) == 1 and runs[0].is_dir() else Path(PAGE))
     check_out(page)
     collection = collect(runs)
-    try:
-        print_standings(wide_console(), collection.groups)
-    finally:  # nobody may be reading any more, but the page is to be there
-        write_page(collection, page)
+    present(collection, page)
     typer.echo(f"\nthe page is {page}")

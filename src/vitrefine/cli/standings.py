@@ -1,16 +1,30 @@
 """A comparison in the terminal: the figures of the page, as a table."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitrefine.cli.console import wide_console
+
 if TYPE_CHECKING:
+    from vitrefine.report.collect import Collection
     from vitrefine.report.findings import Row
     from vitrefine.report.results import Group
 
 _COLOURS = {1: "green", -1: "red"}
+
+
+def present(collection: "Collection", page: Path) -> None:
+    """Print the standings, and write the page even if nobody reads what is printed any more."""
+    from vitrefine.report.page import write_page
+
+    try:
+        print_standings(wide_console(), collection.groups)
+    finally:
+        write_page(collection, page)
 
 
 def print_standings(console: Console, groups: "list[Group]") -> None:

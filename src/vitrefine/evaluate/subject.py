@@ -12,7 +12,7 @@ from vitrefine.data.dataset import DataSet
 from vitrefine.data.pillow import TEST_CROP_RATIO
 from vitrefine.errors import UserError, check_choice
 from vitrefine.surgery.create import spec_of
-from vitrefine.surgery.inputs import example_inputs
+from vitrefine.surgery.inputs import example_inputs, normalisation
 from vitrefine.train.fit import NAMES
 from vitrefine.train.output import logits_of
 
@@ -93,17 +93,17 @@ def subject_of(
             f"{name} tells {classes} classes apart, but {data.name} has {len(data.classes)}; "
             "test it on the classes that it was trained on"
         )
-    mean, std, notes = config.get("mean"), config.get("std"), []
-    if not mean or not std or len(mean) != channels:
-        mean, std = data.mean, data.std
+    used, notes = normalisation(model, channels), []
+    if used is None:
         notes.append(f"the model does not say how its images are normalised, so {data.name}'s mean and deviation count")
+    mean, std = used or (data.mean, data.std)
     usual = 1.0 if data.size else config.get("crop_pct") or TEST_CROP_RATIO
     subject = Subject(
         model=model.eval().to(place),
         name=name,
         size=size or own_size,
-        mean=tuple(mean),
-        std=tuple(std),
+        mean=mean,
+        std=std,
         crop_ratio=check_ratio(usual if crop_ratio is None else crop_ratio),
         device=place,
         precision=precision,

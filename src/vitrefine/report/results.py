@@ -108,7 +108,7 @@ def _read(info: RunInfo) -> Run:
         params=_whole(about.get("params")),
         macs=_whole(about.get("macs")),
         device=str(about.get("device", "")),
-        alone=about.get("at_once", 1) == 1,
+        alone=info.alone,
         versions={str(name): str(version) for name, version in (about.get("versions") or {}).items()},
         command=str(about.get("command", "")),
         started=str(about.get("started", "")),

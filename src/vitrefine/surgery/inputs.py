@@ -29,6 +29,13 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     return {"": torch.empty(BATCH, getattr(model, "in_chans", channels), *_pair(size))}
 
 
+def normalisation(model: nn.Module, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation with which a model takes images of so many channels, where it says which."""
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = config.get("mean"), config.get("std")
+    return (tuple(mean), tuple(std)) if mean and std and len(mean) == len(std) == channels else None
+
+
 def _part(config: Any, part: str, field: str) -> Any:
     """The configuration that has this field: a Hugging Face model's own, or that of its part for images or text."""
     for owner in (config, getattr(config, f"{part}_config", None)):

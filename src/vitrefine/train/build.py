@@ -11,6 +11,7 @@ from vitrefine.errors import UserError
 from vitrefine.surgery.checkpoint import restored
 from vitrefine.surgery.create import create
 from vitrefine.surgery.hub import located
+from vitrefine.surgery.inputs import normalisation
 from vitrefine.surgery.weights import read_any
 from vitrefine.train.fit import TRAINING_ONLY, Fit
 from vitrefine.train.recipe import Recipe
@@ -83,7 +84,5 @@ def _source(path: str, model: Any, fit: Fit) -> dict[str, Tensor]:
 
 def normalise_for(model: nn.Module, data: DataSet) -> None:
     """Give images the mean and deviation that a model with weights is used to, where it says which."""
-    config: Any = getattr(model, "pretrained_cfg", None) or {}
-    mean, std = config.get("mean"), config.get("std")
-    if mean and std and len(mean) == len(std) == data.channels:
-        data.mean, data.std = tuple(mean), tuple(std)
+    if used := normalisation(model, data.channels):
+        data.mean, data.std = used

@@ -57,6 +57,11 @@ class RunInfo:
         status = str(self.about["status"])
         return "killed" if status == "running" and not is_locked(self.folder) else status
 
+    @property
+    def alone(self) -> bool:
+        """Whether it had its device to itself, so that its speed is its own."""
+        return bool(self.about.get("at_once", 1) == 1)
+
     @cached_property
     def result(self) -> Result | None:
         """What the run achieved; None if it is not finished."""

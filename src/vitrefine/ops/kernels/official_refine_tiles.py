@@ -10,6 +10,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from vitrefine.ops.kernels.shapes import cdiv
+
 GROUP = tl.constexpr(16)  # channels of expanded maps that a program has at a time
 HALO = 2  # rows: a convolution there, and one back
 UNSPECIALISED = ["start", "count", "origin", "buffer_rows", "n_tiles", "n_heads", "n_rows", "n_columns"]
@@ -34,12 +36,12 @@ def bands(batch: int, n_rows: int, row_bytes: int, room: int) -> Iterator[Band]:
     """Bands of about equal size, each of which takes at most `room` bytes of scratch memory if it can."""
     image_bytes = (n_rows + 2 * HALO) * row_bytes
     if image_bytes <= room:
-        many = -(-batch // (room // image_bytes))
-        each = -(-batch // many)
+        many = cdiv(batch, room // image_bytes)
+        each = cdiv(batch, many)
         yield from (Band(image, min(each, batch - image), 0, n_rows) for image in range(0, batch, each))
         return
-    many = -(-n_rows // max(1, room // row_bytes - 2 * HALO))
-    each = -(-n_rows // many)
+    many = cdiv(n_rows, max(1, room // row_bytes - 2 * HALO))
+    each = cdiv(n_rows, many)
     for image in range(batch):
         yield from (Band(image, 1, row, min(each, n_rows - row)) for row in range(0, n_rows, each))
 
