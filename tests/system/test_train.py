@@ -88,7 +88,8 @@ def test_interrupted_and_resumed(whole, tmp_path, signals):
 
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path):
     code, _, err = interrupted(tmp_path / "run", 5, *[signal.SIGINT] * 20)
-    assert code in (0, 130)  # 0: the checkpoint was quicker
+    # 0: the checkpoint was quicker; -SIGINT, which shells show as 130 too: a later one met it on its way out.
+    assert code in (0, 130, -signal.SIGINT)
     assert "Traceback" not in err
 
 

@@ -1,6 +1,7 @@
 """The command line: `vitrefine`, one file a command."""
 
 import io
+import signal
 import sys
 
 from vitrefine.errors import UserError
@@ -25,6 +26,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_complain("interrupted", INTERRUPTED))
     except SystemExit as finished:
+        _end_quietly()
         # typer has turned the KeyboardInterrupt into this code and says nothing.
         if finished.code == INTERRUPTED:
             _complain("interrupted", INTERRUPTED)
@@ -32,5 +34,11 @@ def main() -> None:
 
 
 def _complain(sentence: str, code: int) -> int:
+    _end_quietly()
     print(f"vitrefine: {sentence}", file=sys.stderr)
     return code
+
+
+def _end_quietly() -> None:
+    """Let a further Ctrl-C end the process as it is: Python on its way out would show it as a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
