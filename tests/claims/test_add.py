@@ -137,15 +137,34 @@ def test_what_cannot_be_added(make_run: Make, tmp_path: Path) -> None:
             add_runs([run], tmp_path / "docs")
     (run / "diagnosis.json").unlink()
     same = {"data": "cifar100:/home/somebody/cifar100", "images": 1000}
-    (run / "evaluation.json").write_text(json.dumps([same | {"robustness": [{"accuracy": 1}]}]))
-    with pytest.raises(UserError, match=r"evaluation\.json is no evaluation; delete it, or run vitrefine evaluate"):
-        add_runs([run], tmp_path / "docs")
+    words = {"robustness": [{"name": "occlusion", "accuracy": {"value": "x"}}]}
+    for damage in ("[", "3", json.dumps([same | {"robustness": [{"accuracy": 1}]}]), json.dumps([same | words])):
+        (run / "evaluation.json").write_text(damage)
+        with pytest.raises(UserError, match=r"evaluation\.json is no evaluation; delete it, or run vitrefine evaluate"):
+            add_runs([run], tmp_path / "docs")
     assert not list((tmp_path / "docs").rglob("*.json"))
+
+
+@pytest.mark.parametrize("file", ["run.json", "result.json", "recipe.yaml"])
+def test_no_run_is_left_out(runs: Path, tmp_path: Path, file: str) -> None:
+    (runs / "cb-1" / file).write_text("[")
+    with pytest.raises(UserError, match=f"cb-1/{file} "):
+        add_runs([runs], tmp_path / "docs")
+    assert not list((tmp_path / "docs").rglob("*.json"))
+
+
+def test_the_loss_at_the_end_is_of_the_last_epoch(make_run: Make, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", VIT, 0, 700)
+    (run / "metrics.jsonl").write_text('{"kind": "epoch", "epoch": 19, "train_loss": 1.6}\n{"kind": "epoch", "epo')
+    (path,) = add_runs([run], tmp_path / "docs")
+    assert "train_loss" not in read_raw(path).runs[0].metrics
 
 
 def test_damaged_results(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    for text, wrong in (("{", "Invalid JSON"), ('{"spec": 1}', "spec"), ("[]", "it: ")):
+    for text, wrong in (("{", "no JSON"), ('{"spec": 1}', "spec must be"), ("[]", "something else")):
         path.write_text(text)
-        with pytest.raises(UserError, match=f"x.json holds no raw results .*{wrong}"):
+        with pytest.raises(
+            UserError, match=f"x.json is damaged: .*{wrong}.*; make it again with vitrefine claims --add"
+        ):
             read_raw(path)

@@ -11,20 +11,6 @@ from vitrefine.claims.raw import read_raws
 Docs = Callable[..., Path]
 Make = Callable[..., Path]
 VIT = "vit_tiny_patch16_224"
-LEDGER = """\
-title: A paper
-paper: Somebody, Something (2020)
-usual: {data: cifar100, recipe: cifar, seeds: 3}
-claims:
-  table-1-cb:
-    where: "Table 1: CB"
-    claim: CB helps.
-    test: {first: vit_tiny_patch16_224, second: vit_tiny_patch16_224+cb, expect: higher}
-  table-1-se:
-    where: "Table 1: SE"
-    claim: SE helps.
-    test: {first: vit_tiny_patch16_224, second: vit_tiny_patch16_224+se, expect: higher}
-"""
 
 
 def row(page: str, name: str) -> list[str]:
@@ -72,7 +58,10 @@ def test_every_figure_has_its_file_and_command(make_docs: Docs, runs: Path) -> N
 def test_a_row_says_what_is_not_usual(make_docs: Docs) -> None:
     test = "expect: higher}\n  table-1-se"
     own = "expect: higher, data: digits, recipe: other, seeds: 5, weights: w, settings: {batch: 64}}\n  table-1-se"
-    page = render_docs(make_docs(LEDGER.replace(test, own)))
+    docs = make_docs()
+    ledger = docs / "claims" / "paper.yaml"
+    ledger.write_text(ledger.read_text().replace(test, own))
+    page = render_docs(docs)
     assert row(page, "table-1-cb")[3] == (
         f"to be tried: top-1 accuracy (on digits, recipe other, batch=64, from w) of `+cb` against `{VIT}`; "
         "expected to be higher, 5 seeds"

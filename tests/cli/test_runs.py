@@ -37,15 +37,24 @@ def test_names_are_whole(
     assert "41.50" in shown
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", {"seed": "x"}, {"params": "many"}])
-def test_one_that_is_damaged(tmp_path: Path, content: str | dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("file", ["run.json", "result.json"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"top1": "x", "spec": 3}'])
+def test_one_that_is_damaged(tmp_path: Path, file: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "whole")
-    write_run(tmp_path / "broken", **(content if isinstance(content, dict) else {}))
-    if isinstance(content, str):
-        (tmp_path / "broken" / "run.json").write_text(content)
+    write_run(tmp_path / "broken")
+    (tmp_path / "broken" / file).write_text(content)
     runs(tmp_path, as_json=True)
     broken, whole = json.loads(capsys.readouterr().out)
     assert (broken["status"], whole["status"]) == ("damaged", "stopped")
-    assert broken["error"]
+    assert broken["error"].startswith(f"{tmp_path / 'broken' / file} is damaged: ")
     runs(tmp_path)
     assert "damaged" in capsys.readouterr().out
+
+
+def test_a_log_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('\n{"kind": "epoch", "epoch": 2, "top1": "x"}\n')
+    runs(tmp_path, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["epochs_done"], row["top1"], row["params"]) == (1, 41.5, 5_400_000)

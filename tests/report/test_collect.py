@@ -1,12 +1,11 @@
 """Runs in groups, in order, each once."""
 
-import json
-
 import pytest
 
 from vitrefine.errors import UserError
 from vitrefine.report.collect import collect
 from vitrefine.report.plan import Plan, write_plan
+from vitrefine.report.problems import problems
 
 BASE = "vit_tiny_patch16_224"
 
@@ -70,39 +69,45 @@ def test_bad_folders(make_run, tmp_path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="there is no run in"):
         collect([tmp_path / "empty"])
-    folder = make_run(BASE)
-    result = json.loads((folder / "result.json").read_text())
-    for damage in ("zz", result["correct"][:-2]):
-        (folder / "result.json").write_text(json.dumps(result | {"correct": damage}))
-        with pytest.raises(UserError, match=r"result.json is damaged: its \"correct\" does not hold 360 images"):
-            collect([tmp_path])
     (tmp_path / "empty" / "compare.json").write_text("{}")
-    with pytest.raises(UserError, match=r"compare.json cannot be read"):
+    with pytest.raises(UserError, match=r"compare.json is damaged: it has no specs; choose another folder"):
         collect([tmp_path / "empty"])
 
 
-@pytest.mark.parametrize("damage", [None, "epochs: [1", "just words", "\0"])
-def test_a_recipe_that_cannot_be_read(make_run, damage: str | None) -> None:
-    folder = make_run(BASE)
-    (folder / "recipe.yaml").unlink()
-    if damage is not None:
-        (folder / "recipe.yaml").write_text(damage)
-    with pytest.raises(UserError, match=r"recipe.yaml cannot be read"):
-        collect([folder])
+DAMAGES = {
+    "run.json": ["", "[]", '{"spec": "a', "{}"],
+    "result.json": ["{", '{"top1": "x"}'],
+    "recipe.yaml": ["epochs: [1"],
+}
 
 
-@pytest.mark.parametrize(
-    ("file", "wrong"),
-    [
-        ("run.json", {"seed": "x"}),
-        ("run.json", {"params": "many"}),
-        ("run.json", {"versions": ["x"]}),
-        ("result.json", {"top1": "x"}),
-        ("result.json", {"images_per_s": None}),
-    ],
-)
-def test_values_of_another_kind(make_run, file: str, wrong: dict[str, object]) -> None:
-    folder = make_run(BASE)
-    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | wrong))
-    with pytest.raises(UserError, match=rf"{folder} holds a damaged run \({file}: .*\); leave it out"):
-        collect([folder])
+@pytest.mark.parametrize(("file", "content"), [(file, each) for file, found in DAMAGES.items() for each in found])
+def test_a_damaged_run_is_left_out(make_run, tmp_path, file: str, content: str) -> None:
+    whole, damaged = make_run(BASE), make_run(f"{BASE}+cb")
+    (damaged / file).write_text(content)
+    for folders in ([tmp_path], [tmp_path, tmp_path], [whole, tmp_path]):
+        found = collect(folders)
+        assert [run.folder for group in found.groups for run in group.runs] == [whole]
+        (sentence,) = found.left_out
+        assert sentence.startswith(f"{damaged / file} ")
+    for folders in ([damaged], [whole, damaged]):  # which is named itself
+        with pytest.raises(UserError, match=f"^{damaged / file} "):
+            collect(folders)
+    (whole / file).write_text(content)
+    with pytest.raises(UserError, match=f"^no run in {tmp_path} can be read: {whole / file} "):
+        collect([tmp_path])
+
+
+def test_a_planned_run_that_is_damaged_has_begun(make_run, tmp_path) -> None:
+    """And what it was to be compared with stays the baseline."""
+    plan = Plan((BASE, f"{BASE}+cb"), 1, "digits", "digits", "", "vitrefine compare")
+    write_plan(tmp_path, plan)
+    make_run(f"{BASE}+cb")
+    damaged = make_run(BASE).rename(tmp_path / plan.folder(BASE, 0))
+    (damaged / "run.json").write_text("{")
+    (group,) = collect([tmp_path]).groups
+    assert [(arm.label, [run.status for run in arm.runs]) for arm in group.arms] == [
+        (BASE, ["damaged"]),
+        ("+cb", ["finished"]),
+    ]
+    assert problems(group)[0] == f"{BASE}, seed 0: is damaged."

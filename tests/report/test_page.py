@@ -149,6 +149,15 @@ def test_a_damaged_evaluation_does_not_cost_the_page(make_run, tmp_path) -> None
     assert f"{folder / 'evaluation.json'} is damaged, so that nothing is shown of it; delete it" in text
 
 
+def test_a_damaged_run_does_not_cost_the_page(make_run, tmp_path) -> None:
+    make_run(BASE)
+    damaged = make_run(f"{BASE}+cb", name="<b>")
+    (damaged / "run.json").write_text("{}")
+    text = page_of(tmp_path).text
+    told = f"{damaged / 'run.json'} is damaged: it has no spec; move this run elsewhere, or train it again."
+    assert f"One run is damaged, and left out. {told}" in text
+
+
 def test_evaluations_of_two_specs_have_a_legend(make_run, tmp_path) -> None:
     half = {"value": 70.0, "count": 5}
     sweep = [{"ratio": ratio, "chosen_on": half, "tested_on": half} for ratio in (1, 2)]

@@ -161,6 +161,26 @@ def test_report_of_single_runs(compared: tuple[Path, subprocess.CompletedProcess
     assert (tmp_path / "page.html").stat().st_size < 2_000_000
 
 
+def test_damaged_runs(compared: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """One among others is left out aloud, one that is named is refused, and a comparison goes on without it."""
+    out = copy(compared[0], tmp_path)
+    (out / "cb-s0" / "run.json").write_text('{"spec": "vit')
+    fault = "is damaged: it is no JSON (EOF while parsing a string at line 1 column 13)"
+    sentence = f"out/cb-s0/run.json {fault}; move this run elsewhere, or train it again"
+    others = run("report", "out", cwd=tmp_path)
+    assert (others.returncode, others.stderr) == (0, f"left out: {sentence}\n")
+    assert "+cb, seed 0: is damaged." in others.stdout
+    page = (out / "report.html").read_text()
+    assert f"One run is damaged, and left out.</p>\n<ul>\n<li>O{sentence[1:]}.</li>" in page
+    named = run("report", "out/cb-s0", cwd=tmp_path)
+    assert (named.returncode, named.stdout, named.stderr) == (2, "", f"vitrefine: {sentence}\n")
+    more = run("compare", BASE, "+cb", *QUICK, "--seeds", "2", "--out", "out", "--resume", cwd=tmp_path)
+    assert more.returncode == 1
+    assert f"+cb, seed 0 failed: {sentence}" in more.stderr
+    assert "1 of 4 runs failed; try again with: vitrefine compare" in more.stdout
+    assert (out / "cb-s1" / "result.json").is_file()
+
+
 # In this process: what is imported once need not be imported for every mistake.
 def refused(args: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """What a command says on stderr when it refuses; nothing else may have happened."""

@@ -59,7 +59,7 @@ def _together(raws: Sequence[Raw]) -> Raw:
 def _raw(info: RunInfo) -> Raw:
     run = read(info)
     measured = measure(info)
-    spec, weights = canonical(info.base_spec), _portable(info.about.get("weights"))
+    spec, weights = canonical(info.base_spec), _portable(info.told.weights)
     folder = f"runs/{_slug(spec)}-s$seed"
     data = f"{_kind(info.data)}:PATH" if ":" in info.data and not _is_public(info.data) else info.data
     names = {"RUN": folder, "DATA": data, "RUN/diagnosis.html": f"{folder}/diagnosis.html"}

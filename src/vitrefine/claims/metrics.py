@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from vitrefine.errors import UserError
-from vitrefine.evaluate.evaluation import FILE, read_evaluations
+from vitrefine.evaluate.evaluation import FILE
 from vitrefine.train.run import RunInfo
 
 DIAGNOSIS = "diagnosis.json"  # where `vitrefine diagnose RUN --out RUN/diagnosis.html` puts its numbers
@@ -104,19 +104,20 @@ def _trained(run: RunInfo) -> Iterator[tuple[str, float]]:
         yield "images_per_s", result.images_per_s
     if result.peak_memory_mib is not None:
         yield "peak_memory_mib", result.peak_memory_mib
-    epochs = run.metrics("epoch")
-    if epochs and isinstance(epochs[-1].get("train_loss"), int | float):
-        yield "train_loss", epochs[-1]["train_loss"]
+    for epoch in run.epochs:
+        if epoch.epoch == result.epochs and epoch.train_loss is not None:
+            yield "train_loss", epoch.train_loss
 
 
 def _robustness(run: RunInfo) -> Iterator[tuple[str, float]]:
     """From the evaluations on the whole of the run's own test images."""
     assert run.result is not None
-    for evaluation in read_evaluations(run.folder):
+    path = run.folder / FILE
+    for evaluation in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []:
         if (evaluation.get("data"), evaluation.get("images")) == (run.data, run.result.test_images):
             for outcome in evaluation.get("robustness") or []:
                 if outcome["name"] in METRICS:
-                    yield outcome["name"], outcome["accuracy"]["value"]
+                    yield outcome["name"], float(outcome["accuracy"]["value"])
 
 
 def _diagnosis(folder: Path) -> dict[str, Any] | None:

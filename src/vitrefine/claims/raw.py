@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from vitrefine.errors import UserError
 from vitrefine.files import replace_file
+from vitrefine.train.saved import read_saved
 
 FOLDER = "results"
 
@@ -87,15 +87,7 @@ class Raw(_Strict):
 
 def read_raw(path: Path) -> Raw:
     """The results in a file."""
-    try:
-        return Raw.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        wrong = f"{where}: {first['msg']}"
-        raise UserError(f"{path} holds no raw results ({wrong}); make it again with vitrefine claims --add") from error
+    return read_saved(path, TypeAdapter(Raw), "make it again with vitrefine claims --add")
 
 
 def read_raws(docs: Path) -> dict[Path, Raw]:

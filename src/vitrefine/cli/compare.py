@@ -153,8 +153,11 @@ def _is_finished(folder: Path) -> bool:
 
     if not (folder / RUN).is_file():
         return False
-    run = read_run(folder)
-    return run.status == "finished" and run.result is not None
+    try:
+        run = read_run(folder)
+        return run.status == "finished" and run.result is not None
+    except UserError:  # a damaged run is told of when its turn comes, and does not stop the others
+        return False
 
 
 def _conclude(plan: "Plan", out: Path, errors: Errors) -> None:

@@ -18,7 +18,8 @@ def report(
 
     The spec of the first run is what the others are compared with.
 
-    Runs with other data or another recipe are shown in sections of their own, and not compared.
+    Runs with other data or another recipe are shown in sections of their own, and not compared. A run that is damaged
+    is left out, which is said here and on the page.
 
     \b
     Examples:
@@ -32,6 +33,5 @@ def report(
 
     page = out or (runs[0] / PAGE if len(runs) == 1 and runs[0].is_dir() else Path(PAGE))
     check_out(page)
-    collection = collect(runs)
-    present(collection, page)
+    present(collect(runs), page)
     typer.echo(f"\nthe page is {page}")

@@ -28,11 +28,9 @@ def runs(
       vitrefine runs runs/ablation
       vitrefine runs --json
     """
-    from vitrefine.train.run import RUN
+    from vitrefine.train.run import find_runs
 
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; `vitrefine train` makes runs/ where it is called")
-    found = [_row(path.parent) for path in sorted(folder.rglob(RUN))]
+    found = [_row(each) for each in find_runs(folder)]
     if as_json:
         typer.echo(json.dumps(found))
     elif found:
@@ -47,16 +45,14 @@ def _row(folder: Path) -> dict[str, Any]:
 
     try:
         run = read_run(folder)
-        epochs = run.metrics("epoch")
-        tested = next((line for line in reversed(epochs) if "top1" in line), {})
-        result = dataclasses.asdict(run.result) if run.result else {}
-        result.pop("correct", None)  # a bit for each test image is for programs that read the file
-        row = {"folder": str(folder), **run.about, "status": run.status, "epochs_done": len(epochs)}
-        row |= {"top1": tested.get("top1"), "test_loss": tested.get("test_loss"), "result": result or None}
-        _cells(row)
-        return row
-    except (TypeError, ValueError) as error:
+        result, epochs = dataclasses.asdict(run.result) if run.result else {}, run.epochs
+    except UserError as error:
         return {"folder": str(folder), "status": "damaged", "error": str(error)}
+    result.pop("correct", None)  # a bit for each test image is for programs that read the file
+    tested = next((epoch for epoch in reversed(epochs) if epoch.top1 is not None), None)
+    row = {"folder": str(folder), **run.about, "status": run.status, "epochs_done": len(epochs)}
+    row |= {"top1": tested and tested.top1, "test_loss": tested and tested.test_loss, "result": result or None}
+    return row
 
 
 def _print(found: list[dict[str, Any]]) -> None:

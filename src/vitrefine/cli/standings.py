@@ -1,5 +1,6 @@
 """A comparison in the terminal: the figures of the page, as a table."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,12 @@ _COLOURS = {1: "green", -1: "red"}
 
 
 def present(collection: "Collection", page: Path) -> None:
-    """Print the standings, and write the page even if nobody reads what is printed any more."""
+    """Print the standings and what is not in them, and write the page even if nobody reads that any more."""
     from vitrefine.report.page import write_page
 
     try:
+        for sentence in collection.left_out:
+            print(f"left out: {sentence}", file=sys.stderr)
         print_standings(wide_console(), collection.groups)
     finally:
         write_page(collection, page)

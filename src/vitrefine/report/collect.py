@@ -1,7 +1,7 @@
 """From folders to what a page is made of."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from vitrefine.errors import UserError
 from vitrefine.report.plan import Plan, read_plan
 from vitrefine.report.results import Group, Run, group, read
-from vitrefine.train.run import list_runs
+from vitrefine.train.run import find_runs, read_run
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,14 @@ class Collection:
     groups: list[Group]
     plans: list[Plan]
     folders: list[Path]
+    left_out: list[str]  # a sentence for each run that is damaged
 
 
 def collect(folders: Sequence[Path], errors: Mapping[tuple[str, int], str] = MappingProxyType({})) -> Collection:
     """All runs in some folders and the folders in them.
 
     The first spec of the first comparison is the baseline; without a comparison, that of the run that began first in
-    the first folder.
+    the first folder. A run that is damaged does not cost the others their page, unless it is named itself.
 
     Args:
         folders: Of runs, of comparisons, or of such folders.
@@ -33,28 +34,45 @@ def collect(folders: Sequence[Path], errors: Mapping[tuple[str, int], str] = Map
     """
     plans: list[Plan] = []
     runs: dict[Path, Run] = {}
+    damaged: dict[Path, str] = {}
     for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; give folders of runs, or folders that hold such")
-        found = sorted((read(info) for info in list_runs(folder)), key=lambda run: run.started)
+        found = []
+        for place in find_runs(folder):
+            try:
+                found.append(read(read_run(place)))
+            except UserError as error:
+                if place == folder:
+                    raise
+                damaged[place.resolve()] = str(error)
+        found.sort(key=lambda run: run.started)
         plan = read_plan(folder)
         if plan is not None:
             plans.append(plan)
-            found += _missing(plan, found, folder, errors)
+            found += _missing(plan, found, folder, errors, damaged)
         for run in found:
             runs.setdefault(run.folder.resolve(), run)
     if not runs:
-        raise UserError(f"there is no run in {', '.join(map(str, folders))}; `vitrefine train` makes one")
+        where = ", ".join(map(str, folders))
+        if damaged:
+            raise UserError(f"no run in {where} can be read: {next(iter(damaged.values()))}")
+        raise UserError(f"there is no run in {where}; `vitrefine train` makes one")
     order = [spec for plan in plans for spec in plan.specs]
-    return Collection(group(runs.values(), order), plans, list(folders))
+    return Collection(group(runs.values(), order), plans, list(folders), list(damaged.values()))
 
 
-def _missing(plan: Plan, found: Sequence[Run], folder: Path, errors: Mapping[tuple[str, int], str]) -> Iterable[Run]:
-    """Runs that were planned but have no folder."""
+def _missing(
+    plan: Plan,
+    found: Sequence[Run],
+    folder: Path,
+    errors: Mapping[tuple[str, int], str],
+    damaged: Container[Path],
+) -> Iterable[Run]:
+    """Runs that were planned but have no folder, or one that cannot be read."""
     there = {(run.spec, run.seed) for run in found}
     for spec, seed in itertools.product(plan.specs if found else (), range(plan.seeds)):
         if (spec, seed) not in there:
             like, error = found[0], errors.get((spec, seed), "")
+            status = "damaged" if (folder / plan.folder(spec, seed)).resolve() in damaged else "missing"
             yield Run(
                 folder=folder / f"{spec} seed {seed}",
                 spec=spec,
@@ -64,7 +82,7 @@ def _missing(plan: Plan, found: Sequence[Run], folder: Path, errors: Mapping[tup
                 fingerprint=like.fingerprint,
                 recipe_name=like.recipe_name,
                 recipe=like.recipe,
-                status="failed" if error else "missing",
+                status="failed" if error else status,
                 weights=like.weights,
                 error=error,
             )

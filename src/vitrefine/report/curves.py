@@ -12,6 +12,7 @@ from vitrefine.report import svg, words
 from vitrefine.report.charts import THIRD, Chart, finished
 from vitrefine.report.findings import short_names
 from vitrefine.report.results import Arm, Group
+from vitrefine.train.run import Epoch
 
 _RISE = 0.15  # share of the epochs that may run out of the frame
 _POINTS = 300  # of a curve; more could not be seen
@@ -83,12 +84,9 @@ def _lines(arm: Arm, key: str) -> tuple[list[Curve], list[Curve]]:
     return whole, broken
 
 
-def _line(epochs: Sequence[Mapping[str, Any]], key: str) -> Curve:
-    found: Curve = {}
-    for line in epochs:
-        epoch, value = line.get("epoch"), line.get(key)
-        if isinstance(epoch, int) and isinstance(value, int | float) and math.isfinite(value):
-            found[epoch] = float(value)
+def _line(epochs: Sequence[Epoch], key: str) -> Curve:
+    values = {line.epoch: getattr(line, key) for line in epochs}
+    found = {epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)}
     every = 1 + len(found) // _POINTS
     return {epoch: value for epoch, value in found.items() if epoch % every == 0 or epoch == max(found)}
 

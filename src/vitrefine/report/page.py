@@ -36,6 +36,7 @@ def render(collection: Collection) -> str:
         summary=sections[0]["summary"] if single else runs,
         headline=sections[0]["headline"] if single else _several(groups),
         groups=sections,
+        left_out=collection.left_out,
         pictures=[picture for shown in sections for picture in shown["pictures"]],
     )
 

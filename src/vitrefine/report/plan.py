@@ -4,16 +4,18 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from vitrefine.errors import UserError
 from vitrefine.files import replace_file
 from vitrefine.report.results import bare, label
 from vitrefine.surgery.registry import canonicalise
 from vitrefine.surgery.spec import continue_from, parse
+from vitrefine.train.saved import read_saved
 
 PLAN = "compare.json"
 
@@ -68,13 +70,7 @@ def read_plan(folder: Path) -> Plan | None:
     path = folder / PLAN
     if not path.is_file():
         return None
-    try:
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        data, name, recipe, command = (str(content[key]) for key in ("data", "recipe_name", "recipe", "command"))
-        specs, seeds = tuple(map(str, content["specs"])), int(content["seeds"])
-        return Plan(specs, seeds, data, name, recipe, command, content.get("weights"))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}); choose another folder") from error
+    return read_saved(path, TypeAdapter(Plan), "choose another folder")
 
 
 def check_folder(folder: Path, plan: Plan, resume: bool) -> None:

@@ -6,6 +6,8 @@ from vitrefine.report import words
 from vitrefine.report.findings import short_names
 from vitrefine.report.results import Arm, Group, Run
 
+_UNREAD = {"missing": "has not begun", "damaged": "is damaged"}
+
 
 def problems(group: Group) -> list[str]:
     """What a reader has to know of a group's runs besides their figures."""
@@ -34,7 +36,7 @@ def _of_runs(arm: Arm) -> Iterator[str]:
 def _state(run: Run) -> str:
     if run.status == "failed":
         return f"failed: {run.error.rstrip('.')}" if run.error else "failed"
-    if run.status == "missing":
-        return "has not begun"
+    if run.status in _UNREAD:
+        return _UNREAD[run.status]
     states = {"stopped": "was stopped", "killed": "was killed", "running": "is still running"}
     return f"{states.get(run.status, 'has not finished')}, after {words.plural(len(run.epochs), 'epoch')}"

@@ -13,15 +13,11 @@ from typing import Any
 
 import numpy as np
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
-from vitrefine.errors import UserError
 from vitrefine.statistics import Bits
-from vitrefine.train.job import Line, Result
+from vitrefine.train.job import Result
 from vitrefine.train.resume import FREE
-from vitrefine.train.run import RECIPE, RESULT, RUN, RunInfo
-
-_RESULT = TypeAdapter(Result)
+from vitrefine.train.run import Epoch, RunInfo
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Run:
     versions: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     started: str = ""
-    epochs: Sequence[Line] = ()  # of its metrics
+    epochs: Sequence[Epoch] = ()
     result: Result | None = None
     right: Bits | None = None  # whether the model was right, one a test image
 
@@ -74,75 +70,34 @@ def _flat(value: Any, prefix: str = "") -> dict[str, str]:
 
 def read(info: RunInfo) -> Run:
     """What a page needs to know of a run."""
-    try:
-        return _read(info)
-    except UserError:
-        raise
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{info.folder} holds a damaged run ({_wrong(error)}); leave it out") from error
-
-
-def _wrong(error: Exception) -> str:
-    """Which file it is, and what is wrong with it."""
-    if isinstance(error, ValidationError):
-        wrong = error.errors(include_url=False)[0]
-        return f"{RESULT}: {wrong['loc'][0]}: {wrong['msg']}"
-    return f"{RUN}: {error}"
-
-
-def _read(info: RunInfo) -> Run:
-    about = info.about
-    result = _RESULT.validate_python(vars(info.result)) if info.result else None
+    told, result = info.told, info.result
     return Run(
         folder=info.folder,
         spec=info.base_spec,
         fitted=info.spec,
         seed=info.seed,
         data=info.data,
-        fingerprint=str(about["fingerprint"]),
-        recipe_name=str(about["recipe"]),
-        recipe=_recipe(info),
+        fingerprint=told.fingerprint,
+        recipe_name=told.recipe,
+        recipe=info.recipe_text,
         status=info.status,
-        weights=str(about.get("weights") or ""),
-        error=str(about.get("error") or ""),
-        params=_whole(about.get("params")),
-        macs=_whole(about.get("macs")),
-        device=str(about.get("device", "")),
+        weights=told.weights or "",
+        error=told.error,
+        params=told.params,
+        macs=told.macs,
+        device=told.device,
         alone=info.alone,
-        versions={str(name): str(version) for name, version in (about.get("versions") or {}).items()},
-        command=str(about.get("command", "")),
-        started=str(about.get("started", "")),
-        epochs=info.metrics("epoch"),
+        versions=told.versions,
+        command=told.command,
+        started=told.started or "",
+        epochs=info.epochs,
         result=result,
-        right=_unpacked(result, info.folder) if result else None,
+        right=_unpacked(result) if result else None,
     )
 
 
-def _whole(number: Any) -> int | None:
-    return None if number is None else int(number)
-
-
-def _recipe(info: RunInfo) -> str:
-    try:
-        text = info.recipe_text
-        readable = isinstance(yaml.safe_load(text), dict)
-    except (OSError, ValueError, yaml.YAMLError):
-        readable = False
-    if not readable:
-        raise UserError(f"{info.folder / RECIPE} cannot be read; restore it, or leave out {info.folder}")
-    return text
-
-
-def _unpacked(result: Result, folder: Path) -> Bits:
-    try:
-        packed = np.frombuffer(bytes.fromhex(result.correct), dtype=np.uint8)
-    except ValueError:
-        packed = np.empty(0, dtype=np.uint8)
-    if result.test_images < 1 or len(packed) != (result.test_images + 7) // 8:
-        raise UserError(
-            f'{folder / RESULT} is damaged: its "correct" does not hold {result.test_images} images; '
-            "delete it and run again with --resume"
-        )
+def _unpacked(result: Result) -> Bits:
+    packed = np.frombuffer(bytes.fromhex(result.correct), dtype=np.uint8)
     return np.unpackbits(packed, count=result.test_images).astype(bool)
 
 
