@@ -70,12 +70,27 @@ def test_made_without_storage_and_filled_later(options: dict) -> None:
     torch.testing.assert_close(refiner(maps, GRID), identity(maps, refiner), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.bfloat16, 2e-2)])
 def test_dtype(dtype: torch.dtype, tolerance: float) -> None:
     refiner = Refiner(HEADS, dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in refiner.parameters()} == {dtype}
     maps = softmax_maps(dtype=torch.float64).to(dtype)
     torch.testing.assert_close(refiner(maps), maps, rtol=0, atol=tolerance)
+
+
+def test_starts_as_the_identity_wherever_it_is_made() -> None:
+    maps = softmax_maps()
+    with torch.autocast("cpu", torch.bfloat16):
+        refiner = Refiner(HEADS)
+    torch.testing.assert_close(refiner(maps), maps, rtol=0, atol=1e-6)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        refiner = Refiner(HEADS)
+    finally:
+        torch.set_default_dtype(before)
+    assert {parameter.dtype for parameter in refiner.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(refiner.float()(maps), maps, rtol=0, atol=2e-2)
 
 
 @pytest.mark.parametrize(

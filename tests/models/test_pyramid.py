@@ -111,10 +111,12 @@ def test_relative_positions_and_the_mean() -> None:
     torch.testing.assert_close(model(image()), model.head(tokens.mean(dim=1)))
 
 
-def test_no_class_token_where_the_last_stage_does_not_attend() -> None:
-    model = small(attention=(1, 1, 1, 0))
+@pytest.mark.parametrize("last", [0, 2])
+def test_no_class_token_where_the_last_stage_does_not_attend_to_it(last: int) -> None:
+    model = small(attention=(1, 1, 1, last))
     assert model.stages[3].cls_token is None
     assert model.global_pool == "avg"
+    assert model(image()).shape == (2, 5)
 
 
 @pytest.mark.parametrize("pool", ["token", "avg", ""])
@@ -130,6 +132,18 @@ def test_no_patch_is_taken_for_a_class_token() -> None:
         small(relative=True, global_pool="token")
     with pytest.raises(UserError, match="global_pool=token needs a class token"):
         small(attention=(1, 1, 1, 0)).reset_classifier(3, "token")
+
+
+def test_the_norm_is_that_of_the_last_stage() -> None:
+    model = small()
+    tokens, maps = model.forward_intermediates(image(), indices=[1], norm=True, stop_early=True)
+    torch.testing.assert_close(tokens.transpose(1, 2).unflatten(2, (8, 8)), maps[0])
+    expected = model.forward_intermediates(image(), indices=[0, 1], intermediates_only=True)
+    assert model.prune_intermediate_layers([0, 1]) == [0, 1]
+    assert model.num_classes == 0
+    pruned = model.forward_intermediates(image(), norm=True, intermediates_only=True)
+    for one, other in zip(pruned, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_positions_are_resized_at_run_time_as_on_loading() -> None:

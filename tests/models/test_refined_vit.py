@@ -98,6 +98,10 @@ def test_official_branches_are_doubled_on_halved_tokens() -> None:
         ({"embed_dim": 26}, "embed_dim=26 is not divisible by num_heads=4"),
         ({"img_size": 70}, "70x70 does not fit: each side must be a multiple of 16, 64 or 80"),
         ({"variant": "paper", "constraint": "diagonal"}, "no constraint 'diagonal'"),
+        ({"variant": "paper", "refine_own": True}, "refine_own is an option of variant=official"),
+        ({"share": -1}, "share=-1 is no number of blocks"),
+        ({"img_size": 63, "patch_size": 7}, "patch_size=7 has to be even"),
+        ({"token_labels": True, "global_pool": ""}, "take global_pool token or avg"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], sentence: str) -> None:
@@ -153,6 +157,20 @@ def test_token_labels_in_evaluation() -> None:
     assert model.aux_head.out_features == 3
     model.reset_classifier(0)
     assert model.aux_head is None
+
+
+def test_token_labels_keep_to_the_pooling() -> None:
+    model = small(token_labels=True, global_pool="avg", depth=2).train()
+    seen: list[Tensor] = []
+    model.head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    tokens: list[Tensor] = []
+    model.norm.register_forward_hook(lambda module, args, output: tokens.append(output))
+    model(images())
+    torch.testing.assert_close(seen[0], tokens[0][:, 1:].mean(dim=1))
+    with pytest.raises(UserError, match="take global_pool token or avg"):
+        model.reset_classifier(3, "")
+    assert (model.num_classes, model.global_pool) == (5, "avg")
+    model.reset_classifier(0, "")
 
 
 def without_mixing_blocks(**options: Any) -> RefinedVisionTransformer:

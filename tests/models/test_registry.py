@@ -4,8 +4,10 @@ import pytest
 import timm
 import timm.optim
 import torch
+from timm.models import VisionTransformer
 
 import vitrefine.models
+from vitrefine.errors import UserError
 
 PYRAMID = {
     "embed_dims": (8, 16, 24, 32),
@@ -30,7 +32,7 @@ every_model = pytest.mark.parametrize(("name", "small"), MODELS, ids=IDS)
 
 def create(name, small, **kwargs):
     torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=5, img_size=64, **small, **kwargs)
+    model = timm.create_model(name, **{"num_classes": 5, "img_size": 64, **small, **kwargs})
     # Batch norms that have seen nothing hide mistakes in evaluation mode.
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -117,6 +119,41 @@ def test_timm_protocol(name, small, image):
 
 
 @every_model
+def test_set_input_size(name, small):
+    model, image = create(name, small), torch.randn(1, 3, 96, 128)
+    before = model(image)
+    trained = {n: p.requires_grad_("stages.0" not in n).requires_grad for n, p in model.named_parameters()}
+    model.set_input_size(img_size=(96, 128))
+    assert {n: p.requires_grad for n, p in model.named_parameters()} == trained
+    torch.testing.assert_close(model(image), before)
+    other = timm.create_model(name, num_classes=5, img_size=(96, 128), **small)
+    assert {n: t.shape for n, t in other.state_dict().items()} == {n: t.shape for n, t in model.state_dict().items()}
+
+
+@every_model
+def test_arguments_that_timm_gives(name, small, image):
+    small = {**small, "num_classes": 5}
+    wide = timm.create_model(name, in_chans=4, pretrained_cfg_overlay={"input_size": (3, 64, 96)}, **small)
+    assert wide.eval()(torch.randn(1, 4, 64, 96)).shape == (1, 5)
+    made = timm.create_model(name, img_size=(64, 96), **small)
+    positions = {n: p.shape for n, p in made.named_parameters() if p.ndim == 3}
+    assert positions.items() <= {n: p.shape for n, p in wide.named_parameters()}.items()
+    assert create(name, small | {"num_classes": 0})(image).shape == (2, wide.num_features)
+    assert create(name, small, out_indices=(0, 1))(image).shape == (2, 5), "which is for features_only=True alone"
+
+
+@every_model
+def test_batches_of_any_size(name, small, image):
+    model = create(name, small)
+    program = torch.export.export(model, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=4096)},))
+    several = torch.randn(5, 3, 64, 64)
+    torch.testing.assert_close(program.module()(several), model(several), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(several[:1]), model(several)[:1], rtol=1e-4, atol=1e-5)
+    if not isinstance(model, VisionTransformer):  # timm's, which cannot
+        assert model(several[:0]).shape == (0, 5)
+
+
+@every_model
 def test_features_only(name, small, image):
     model = create(name, small, features_only=True, out_indices=(1, 3))
     maps = model(image)
@@ -134,6 +171,29 @@ def test_gradient_checkpointing_changes_nothing(name, small, image):
     torch.testing.assert_close(checkpointed, plain)
     checkpointed.sum().backward()
     assert image.grad is not None
+
+
+@pytest.mark.parametrize("name", ["refined_vit_s", "localvit_ti", "cb_vit_ti"])
+def test_intermediates_as_timm_names_them(name, image):
+    model = create(name, VIT)
+    named = model.forward_intermediates(image, indices=[1, 3], return_prefix_tokens=True, norm=True, output_dict=True)
+    final, pairs = model.forward_intermediates(image, indices=[1, 3], return_prefix_tokens=True, norm=True)
+    assert named.keys() == {"image_intermediates", "image_intermediates_prefix", "image_features"}
+    torch.testing.assert_close(named["image_features"], final)
+    for patches, prefix, pair in zip(
+        named["image_intermediates"], named["image_intermediates_prefix"], pairs, strict=True
+    ):
+        torch.testing.assert_close((patches, prefix), tuple(pair))
+    torch.testing.assert_close(torch.cat([pairs[1][1], pairs[1][0].flatten(2).mT], dim=1), final)
+    only = model.forward_intermediates(image, indices=[1], intermediates_only=True, output_dict=True)
+    assert only.keys() == {"image_intermediates"}
+
+
+@pytest.mark.parametrize("name", ["refined_vit_s", "localvit_ti", "lit_ti"])
+def test_formats_of_features_are_named(name, image):
+    model = create(name, PYRAMID if name == "lit_ti" else VIT)
+    with pytest.raises(UserError, match="there is no format of features 'CHW'; choose one of NCHW, "):
+        model.forward_intermediates(image, output_fmt="CHW")
 
 
 @pytest.mark.full

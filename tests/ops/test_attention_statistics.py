@@ -101,6 +101,16 @@ def test_half_precision_is_summed_in_single():
     torch.testing.assert_close(half.entropy, attention_statistics(q.bfloat16().float(), k.bfloat16().float()).entropy)
 
 
+def test_autocast_changes_nothing():
+    torch.manual_seed(0)
+    q, k = 3 * torch.randn(2, 2, 4, 20, 16)
+    plain = attention_statistics(q, k, query=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = attention_statistics(q, k, query=3)
+    for one, other in zip(plain, under, strict=True):
+        assert one is other is None or one.equal(other)
+
+
 def test_no_tile_outgrows_its_bound(monkeypatch):
     seen = []
 

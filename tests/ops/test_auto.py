@@ -6,10 +6,14 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from vitrefine.ops import choice
+from vitrefine.errors import UserError
+from vitrefine.ops import attention_statistics, centred_gram, choice, mean_cosine, relative_attention
 from vitrefine.ops.deformable_merge import deformable_merge
-from vitrefine.ops.refined_attention import Mix, _choose, refined_attention
+from vitrefine.ops.official_refine import OfficialMix, official_refine
+from vitrefine.ops.official_refine_training import Norm, TrainedMix, official_refine_training
+from vitrefine.ops.refined_attention import Mix, _choose, refined_attention, refined_attention_and_maps
 
 ON_GPU = torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
@@ -50,6 +54,33 @@ def test_picks_by_type_size_and_kind():
     assert pick(LOCAL, (16, 12, 785, 32), attn_mask=torch.ones(785, 785, dtype=torch.bool)) == "triton"
 
 
+class Attends(torch.nn.Module):
+    def __init__(self, relative):
+        super().__init__()
+        self.relative = relative
+
+    def forward(self, q, weights):
+        return relative_attention(q, q, q, weights, (26, 20)) if self.relative else refined_attention(q, q, q, weights)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("batch", [2, 64])
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_program_for_batches_of_any_size_depends_on_none(relative, batch):
+    """The kernels for relative attention take any batch as they are; those for refined attention look at its size."""
+    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with mode:
+        half = {"device": "cuda:0", "dtype": torch.bfloat16}
+        q = torch.empty(batch, 12, 26 * 20, 32, **half)
+        weights = torch.empty(12, 51, 39, **half) if relative else Mix(torch.empty(12, 12, **half))
+    shapes = ({0: torch.export.Dim("batch", min=1, max=4096)}, None if relative else Mix(None, None, None))
+    program = torch.export.export(Attends(relative), (q, weights), dynamic_shapes=shapes)
+    ours = [str(node.target) for node in program.graph.nodes if str(node.target).startswith("vitrefine")]
+    assert ours == ["vitrefine.relative_attention.default"] * relative
+    of_one_size = torch.export.export(Attends(relative), (q, weights))
+    assert any(str(node.target).startswith("vitrefine") for node in of_one_size.graph.nodes)
+
+
 def test_says_once_what_it_falls_back_to(monkeypatch, caplog):
     monkeypatch.setattr(choice, "_device_runs", lambda index, capability: False)
     choice._say.cache_clear()
@@ -68,10 +99,36 @@ def test_nothing_is_said_or_changed_on_a_cpu(caplog):
     assert not caplog.records
 
 
+ONES, NORM = torch.ones(2), Norm(torch.ones(2), torch.ones(2))
+MAPS, WEIGHTS, KERNELS = torch.rand(1, 2, 4, 4), torch.ones(2, 2), torch.ones(2, 3, 3)
+BY_KERNELS = {
+    "refined_attention": lambda: refined_attention(MAPS, MAPS, MAPS, Mix(WEIGHTS), impl="triton"),
+    "refined_attention_and_maps": lambda: refined_attention_and_maps(MAPS, MAPS, MAPS, Mix(WEIGHTS), impl="triton"),
+    "relative_attention": lambda: relative_attention(MAPS, MAPS, MAPS, KERNELS, (2, 2), impl="triton"),
+    "deformable_merge": lambda: deformable_merge(MAPS, torch.ones(1, 8, 1, 2), torch.ones(3, 4, 2, 2), impl="triton"),
+    "attention_statistics": lambda: attention_statistics(MAPS, MAPS, impl="triton"),
+    "mean_cosine": lambda: mean_cosine(MAPS[0], impl="triton"),
+    "centred_gram": lambda: centred_gram(MAPS[0], impl="triton"),
+    "official_refine": lambda: official_refine(
+        MAPS, OfficialMix(WEIGHTS, ONES, KERNELS, ONES, WEIGHTS, ONES, ONES), impl="triton"
+    ),
+    "official_refine_training": lambda: official_refine_training(
+        MAPS, TrainedMix(WEIGHTS, NORM, KERNELS, NORM, WEIGHTS, NORM), impl="triton"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_kernels_are_refused_without_a_gpu(name):
+    with pytest.raises(UserError, match="impl='triton' needs a GPU, not tensors on cpu; use impl="):
+        BY_KERNELS[name]()
+
+
 def test_folding_ignores_autocast():
     mix = Mix(torch.randn(6, 3), torch.randn(6, 3, 3), torch.randn(3, 6))
+    exact = mix.fold()
     with torch.autocast("cpu", torch.bfloat16):
-        assert mix.fold().equal(mix.fold())
+        assert mix.fold().equal(exact)
         assert mix.fold().dtype == torch.float32
 
 

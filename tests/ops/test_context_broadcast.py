@@ -1,8 +1,11 @@
 """Context Broadcasting against loops over tokens, in every layout, masked and not."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from vitrefine.errors import UserError
 from vitrefine.ops.context_broadcast import (
@@ -112,6 +115,40 @@ def test_gradient_of_the_scale() -> None:
     tokens = feature_map().flatten(1, 2)
     scale = SCALE.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda scale: scaled_context_broadcast(tokens, scale), scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_masked_mean_of_many_tokens_keeps_to_half_precision(dtype: torch.dtype) -> None:
+    """512 tokens of 200 add up to more than float16 can hold, and 511 is a number that bfloat16 cannot."""
+    mask = torch.ones(1, 512, dtype=torch.bool)
+    mask[0, 0] = False
+    mean = mean_token(torch.full((1, 512, 2), 200, dtype=dtype), mask=mask)
+    assert mean.dtype == dtype
+    assert mean.eq(200).all()
+
+
+@pytest.fixture
+def cuda_autocast() -> Iterator[None]:
+    """Autocast of CUDA in bfloat16, where `torch.autocast` would leave it off for want of a GPU."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    yield
+    torch.set_autocast_enabled("cuda", before[0])
+    torch.set_autocast_dtype("cuda", before[1])
+
+
+@pytest.mark.usefixtures("cuda_autocast")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_masks_under_autocast_on_a_gpu(name: str) -> None:
+    """CUDA's autocast takes sums in float32; the mean token is of the type of the tokens all the same."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(2, 5, CHANNELS, dtype=torch.bfloat16, device="cuda")
+        mask = torch.ones(2, 5, dtype=torch.bool, device="cuda")
+        if name == "cb_s":
+            scaled_context_broadcast(x, torch.empty(CHANNELS, device="cuda"), mask=mask)
+        else:
+            assert VARIANTS[name](x, mask=mask).dtype == torch.bfloat16
 
 
 def test_broadcasting_keeps_the_mean_token() -> None:

@@ -91,6 +91,12 @@ def test_a_deformed_map_is_what_the_regular_convolution_reads():
     assert deform_map(x, torch.zeros_like(offset), 2).equal(x)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_no_image_at_all(groups):
+    x, offset, weight = torch.randn(0, 4, 6, 4), torch.randn(0, 8, 2, 3), torch.randn(4, 4 // groups, 2, 2)
+    assert deformable_merge(x, offset, weight, groups=groups).shape == (0, 2, 3, 4)
+
+
 def test_gradcheck():
     torch.manual_seed(3)
     assert torch.autograd.gradcheck(deformable_merge, inputs(1, 4, 4, 2, 2, spread=0.6, dtype=torch.float64))

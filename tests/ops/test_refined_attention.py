@@ -12,6 +12,7 @@ from vitrefine.ops.refined_attention import (
     attention_maps,
     refine_maps,
     refined_attention,
+    refined_attention_and_maps,
     refined_maps,
 )
 
@@ -158,10 +159,63 @@ def test_convolving_keys_of_a_map_is_convolving_the_values():
     torch.testing.assert_close(refined, attention_maps(q, k) @ values)
 
 
-def test_unknown_implementation_is_named():
+def test_unknown_implementation_is_named_with_those_there_are():
     q = torch.randn(1, 1, 2, 2)
-    with pytest.raises(UserError, match="no implementation 'cuda'"):
+    with pytest.raises(UserError, match=r"no implementation 'cuda'; .* auto, reference, collapsed, sdpa, triton"):
         refined_attention(q, q, q, Mix(expand=torch.eye(1)), impl="cuda")
+    with pytest.raises(UserError, match=r"no implementation 'sdpa'; .* auto, reference, collapsed, triton"):
+        refined_attention_and_maps(q, q, q, Mix(expand=torch.eye(1)), impl="sdpa")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("impl", ["reference", "collapsed"])
+def test_an_additive_mask_may_be_of_a_wider_type(dtype, impl):
+    """As in `F.scaled_dot_product_attention`, which takes a float32 mask beside queries in half precision."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 6, 8, dtype=torch.float64)
+    mix = make_mix(4, 2, 3, True)
+    mask = torch.randn(6, 6).masked_fill(torch.rand(6, 6) < 0.3, -torch.inf)
+    exact = refined_attention(q, k, v, mix, attn_mask=mask.double(), impl=impl)
+    q, k, v = (t.to(dtype) for t in (q, k, v))
+    out = refined_attention(q, k, v, Mix(*(w.to(dtype) for w in mix)), attn_mask=mask, impl=impl)
+    assert out.dtype == dtype
+    assert (out - exact).norm() / exact.norm() < 2e-2
+
+
+@pytest.mark.parametrize("impl", ["reference", "collapsed"])
+def test_a_mask_of_heads_needs_no_batch(impl):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 6, 8, dtype=torch.float64)
+    visible = torch.rand(4, 6, 6) < 0.6
+    for reduction in (True, False):
+        mix = make_mix(4, 2, 3, reduction)
+        expected = refined_attention(q, k, v, mix, attn_mask=visible[None], impl=impl)
+        assert refined_attention(q, k, v, mix, attn_mask=visible, impl=impl).equal(expected)
+
+
+@pytest.mark.parametrize("impl", ["reference", "collapsed", "sdpa"])
+@pytest.mark.parametrize("grid", [None, (2, 3)])
+def test_no_image_at_all(impl, grid):
+    q, k, v = torch.randn(3, 0, 4, 7, 8)
+    mix = make_mix(4, None if impl == "sdpa" else 2, 3, True, torch.float32)
+    assert refined_attention(q, k, v, mix, grid=grid, impl=impl).shape == (0, 4, 7, 8)
+
+
+@pytest.mark.parametrize("impl", ["reference", "collapsed", "sdpa"])
+@pytest.mark.parametrize("grid", [None, (2, 3)])
+def test_gradients_of_each_image_alone(impl, grid):
+    """`torch.func.vmap` over `grad`: what per-sample gradients are made of."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 3, 4, 7, 8, dtype=torch.float64)
+    mix = make_mix(4, None if impl == "sdpa" else 2, 3, True)
+
+    def energy(local, *image):
+        image = (t[None] for t in image)
+        return refined_attention(*image, mix._replace(local=local), grid=grid, impl=impl).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(energy), (None, 0, 0, 0))(mix.local, q, k, v)
+    one_by_one = [torch.func.grad(energy)(mix.local, *image) for image in zip(q, k, v, strict=True)]
+    torch.testing.assert_close(together, torch.stack(one_by_one))
 
 
 def test_mix_without_a_step_is_refused():

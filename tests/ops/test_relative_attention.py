@@ -69,6 +69,19 @@ def test_bad_input_is_named():
         relative_attention(*arguments, (5, 3))
 
 
+def test_exports_for_batches_of_any_size():
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, v, table):
+            return relative_attention(q, k, v, table, (3, 5))
+
+    any_size = {0: torch.export.Dim("batch", min=1, max=1 << 20)}
+    program = torch.export.export(
+        Attention(), tuple(inputs(device="cpu")), dynamic_shapes=(any_size, any_size, any_size, None)
+    ).module()
+    others = inputs(batch=5, device="cpu")
+    torch.testing.assert_close(program(*others), relative_attention(*others, (3, 5)))
+
+
 @runs_kernels
 @pytest.mark.parametrize(
     ("grid", "dim", "dtype"),

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitrefine.layers.official_refiner import OfficialRefiner
 from vitrefine.layers.official_training import learns_by_kernels, norms_of, refine_and_learn
+from vitrefine.ops.choice import no_autocast
 from vitrefine.ops.official_refine import OfficialMix, kernel_serves, official_refine
 
 
@@ -49,7 +50,7 @@ def refine_officially(maps: Tensor, refiner: nn.Sequential, factor: float = 1.0)
     inner: Any = refiner[0]
     last: Any = refiner[1]
     if not torch.is_grad_enabled() and _folds(inner, last) and kernel_serves(maps, inner.local.weight.shape[0]):
-        with torch.autocast(maps.device.type, enabled=False):
+        with no_autocast(maps):
             mix = fold(inner, last, factor)
         return official_refine(maps, mix)
     if learns_by_kernels(maps, inner, last):

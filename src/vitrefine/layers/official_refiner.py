@@ -2,7 +2,8 @@
 
     DLA(A) = A + BN(R relu6(BN(w ⊛ relu6(BN(E A)))))
 
-without biases; ratio 1 has no expansion layer. Mode "dense" of that code is one dense convolution and nothing else.
+without biases; ratio 1 has no expansion layer. Mode "conv" of that code, `dense` here, is one dense convolution and
+nothing else.
 """
 
 from typing import Any

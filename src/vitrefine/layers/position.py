@@ -27,7 +27,7 @@ def resize_position(position: Tensor, old: Grid, new: Grid, *, mode: str = "bicu
 
 
 class RelativePositionBias(nn.Module):
-    """A learned bias for each head and each displacement of key against query, over the whole map.
+    """A learned bias for each head and each displacement of query against key, over the whole map.
 
     The table has one row a displacement, (2h-1)(2w-1) of them, as Swin's has for a window; for another grid it is
     resized bicubically.
@@ -49,6 +49,12 @@ class RelativePositionBias(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.table, std=0.02)
+
+    @torch.no_grad()
+    def set_grid(self, grid: Grid) -> None:
+        """Have the table made for another grid."""
+        self.table = nn.Parameter(self.resized(grid).flatten(1).T.clone(), self.table.requires_grad)
+        self.built_for = grid
 
     def resized(self, grid: Grid) -> Tensor:
         """(heads, 2h-1, 2w-1): the table for a grid."""

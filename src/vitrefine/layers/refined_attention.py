@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrefine.layers.attention import split_heads
 from vitrefine.layers.official_inference import refine_officially
 from vitrefine.layers.official_refiner import OfficialRefiner
 from vitrefine.layers.refiner import Refiner
@@ -46,11 +47,8 @@ class _MapSharingAttention(nn.Module):
         self.proj = nn.Linear(dim // num_heads * out_heads, dim, **factory)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._heads(part) for part in self.qkv(x).chunk(3, dim=-1))
+        return tuple(split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
 
     def _project(self, heads: Tensor) -> Tensor:
         return self.proj_drop(self.proj(heads.transpose(1, 2).flatten(2)))
@@ -136,7 +134,8 @@ class RefinedAttention(_MapSharingAttention):
         """
         if self.shared:
             assert maps is not None, "a block that shares maps needs those of the block before"
-            return self._project(aggregate(maps, self._heads(self.v(x)), dropout_p=self._dropout_p)), maps
+            v = split_heads(self.v(x), self.num_heads)
+            return self._project(aggregate(maps, v, dropout_p=self._dropout_p)), maps
         q, k, v = self._qkv(x)
         mix, grid = self.refiner.mix(), self.refiner.grid(grid)
         options: dict[str, Any] = {"attn_mask": attn_mask, "grid": grid, "dropout_p": self._dropout_p}
@@ -200,7 +199,7 @@ class OfficialRefinedAttention(_MapSharingAttention):
         if self.shared:
             assert maps is not None, "a block that shares maps needs those of the block before"
             assert self.refiner is not None
-            used, v = refine_officially(maps, self.refiner, self.scale), self._heads(self.v(x))
+            used, v = refine_officially(maps, self.refiner, self.scale), split_heads(self.v(x), self.num_heads)
             return self._project(aggregate(used, v, dropout_p=self._dropout_p)), maps
         q, k, v = self._qkv(x)
         own = attention_maps(q, k)

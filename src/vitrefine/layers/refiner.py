@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrefine.errors import UserError, check_choice
+from vitrefine.ops.choice import no_autocast
 from vitrefine.ops.refined_attention import Mix, refine_maps
 
 CONSTRAINTS = ("none", "spatial", "row+col")
@@ -79,12 +80,14 @@ class Refiner(nn.Module):
         the reduction is the inverse of exactly that.
         """
         if self.expand is not None:
-            identity = torch.eye(self.num_heads, device=self.expand.device)
+            wide = torch.promote_types(self.expand.dtype, torch.float32)  # in half precision nothing is solved
+            identity = torch.eye(self.num_heads, device=self.expand.device, dtype=wide)
             expand = identity.repeat_interleave(self.hidden // self.num_heads, dim=0)
             if self.reduce is not None:
                 if self.hidden > self.num_heads:
                     expand = expand + 0.1 * torch.randn_like(expand)
-                self.reduce.copy_(torch.linalg.solve(expand.T @ expand, expand.T))
+                with no_autocast(expand):
+                    self.reduce.copy_(torch.linalg.solve(expand.T @ expand, expand.T))
             self.expand.copy_(expand)
         centre = (self.kernel_size - 1) // 2
         if self.local is not None:

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrefine.errors import UserError
+
 
 class ConvStem(nn.Module):
     """7×7/2 → 32, 3×3 → 64, 3×3 → 128, each with batch norm and ReLU, then one convolution a patch; gives NCHW."""
@@ -19,6 +21,8 @@ class ConvStem(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if patch_size < 2 or patch_size % 2:
+            raise UserError(f"the convolutional stem halves an image first: patch_size={patch_size} has to be even")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         layers: list[nn.Module] = []
         for width_in, width, kernel_size, stride in ((in_chans, 32, 7, 2), (32, 64, 3, 1), (64, 128, 3, 1)):

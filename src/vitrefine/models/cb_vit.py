@@ -54,11 +54,7 @@ def _block(first: int, upper_mlp_layer: Any, *, depth: int, mlp_layer: Any, **bl
 
 
 default_cfgs = generate_default_cfgs(
-    {
-        f"{name}_{size}.untrained": imagenet_cfg(fixed_input_size=True)
-        for name in ("cb_vit", "cb_s_vit")
-        for size in ("ti", "s", "b")
-    }
+    {f"{name}_{size}.untrained": imagenet_cfg() for name in ("cb_vit", "cb_s_vit") for size in ("ti", "s", "b")}
 )
 
 _SIZES = {

@@ -11,6 +11,7 @@ def imagenet_cfg(**overrides: Any) -> dict[str, Any]:
         "url": "",
         "num_classes": 1000,
         "input_size": (3, 224, 224),
+        "fixed_input_size": True,  # positions are made for one size, though other images pass: timm sets img_size by it
         "pool_size": None,
         "crop_pct": 0.9,
         "interpolation": "bicubic",

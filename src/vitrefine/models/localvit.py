@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from vitrefine.errors import UserError
 from vitrefine.models.config import imagenet_cfg
+from vitrefine.models.intermediates import Intermediates, arrange, check_format
 
 SQUEEZE_CHANNELS = 4
 
@@ -154,10 +155,9 @@ class LocalVisionTransformer(VisionTransformer):
         output_dict: bool = False,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
-    ) -> list[Any] | tuple[Tensor, list[Any]] | dict[str, Any]:
+    ) -> Intermediates:
         """Tokens after the last block and after those asked for; arguments and results as in timm's ViT."""
-        if output_fmt not in ("NCHW", "NLC"):
-            raise UserError(f"features cannot be {output_fmt!r}; choose NCHW or NLC")
+        check_format(output_fmt)
         taken, last = feature_take_indices(len(self.blocks), indices)
         x, grid = self._embed(x)
         outputs = []
@@ -165,26 +165,18 @@ class LocalVisionTransformer(VisionTransformer):
             x = self._run_block(block, x, grid, attn_mask, is_causal)
             if index in taken:
                 outputs.append(self.norm(x) if norm else x)
-
-        prefixes = [output[:, : self.num_prefix_tokens] for output in outputs]
-        intermediates: list[Any] = [output[:, self.num_prefix_tokens :] for output in outputs]
-        if output_fmt == "NCHW":
-            intermediates = [tokens.transpose(1, 2).unflatten(2, grid).contiguous() for tokens in intermediates]
-        with_prefixes = return_prefix_tokens and self.num_prefix_tokens > 0
-
-        if output_dict:
-            result: dict[str, Any] = {"image_intermediates": intermediates}
-            if with_prefixes:
-                result["image_intermediates_prefix"] = prefixes
-            if not intermediates_only:
-                result["image_features"] = self.norm(x)
-            return result
-        if with_prefixes:
-            intermediates = list(zip(intermediates, prefixes, strict=True))
-        return intermediates if intermediates_only else (self.norm(x), intermediates)
+        return arrange(
+            outputs,
+            None if intermediates_only else self.norm(x),
+            grid,
+            self.num_prefix_tokens,
+            return_prefix_tokens=return_prefix_tokens,
+            output_fmt=output_fmt,
+            output_dict=output_dict,
+        )
 
 
-default_cfgs = generate_default_cfgs({"localvit_ti.untrained": imagenet_cfg(fixed_input_size=True)})
+default_cfgs = generate_default_cfgs({"localvit_ti.untrained": imagenet_cfg()})
 
 
 @register_model

@@ -19,9 +19,9 @@ from vitrefine.layers.attention import GlobalAttention, SpatialReductionAttentio
 from vitrefine.layers.block import PyramidBlock
 from vitrefine.layers.position import Grid, RelativePositionBias, resize_position
 from vitrefine.layers.token_merging import DeformableTokenMerging, UniformTokenMerging
-from vitrefine.models.sizes import check_size
+from vitrefine.models.sizes import check_size, image_size
 
-POOLING = ("token", "avg", "")
+POOLING, FORMATS = ("token", "avg", ""), ("NCHW", "NHWC")
 MERGING: dict[str, Any] = {"deformable": DeformableTokenMerging, "conv": UniformTokenMerging, "swin": PatchMerging}
 
 
@@ -70,11 +70,19 @@ class PyramidStage(nn.Module):
         if self.pos_embed is not None:
             x = x + resize_position(self.pos_embed, self.grid, grid)
         for block in self.blocks:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, grid, use_reentrant=False)
-            else:
-                x = block(x, grid)
+            x = checkpoint(block, x, grid, use_reentrant=False) if self.grad_checkpointing else block(x, grid)
         return x[:, x.shape[1] - grid[0] * grid[1] :].unflatten(1, grid), x
+
+    @torch.no_grad()
+    def set_grid(self, grid: Grid) -> None:
+        """Have positions made for another grid."""
+        if self.pos_embed is not None:
+            resized = resize_position(self.pos_embed, self.grid, grid).clone()
+            self.pos_embed = nn.Parameter(resized, self.pos_embed.requires_grad)
+        for module in self.modules():
+            if isinstance(module, RelativePositionBias):
+                module.set_grid(grid)
+        self.grid = grid
 
 
 class PyramidTransformer(nn.Module):
@@ -91,6 +99,7 @@ class PyramidTransformer(nn.Module):
         merging: `deformable` (DTM), `conv` (PVT's) or `swin` (Swin's patch merging).
         relative: Relative position bias in the attention, instead of absolute embeddings at each stage's start.
         norm_eps: Epsilon of the layer norms in and after the blocks.
+        qkv_bias: Bias of queries, keys and values.
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: Dropout of classifier, projections and maps;
             stochastic depth, growing linearly with depth.
     """
@@ -124,13 +133,13 @@ class PyramidTransformer(nn.Module):
         per_stage = (embed_dims, depths, num_heads, mlp_ratios, attention)
         if len({len(values) for values in per_stage}) != 1:
             raise UserError("embed_dims, depths, num_heads, mlp_ratios and attention need one entry each stage")
-        # A class token learns nothing where the last stage does not attend: the mean has to do.
-        class_token = not relative and attention[-1] > 0
+        # A class token learns nothing where the last stage does not attend, and has no place on a map that is reduced:
+        # there the mean has to do.
+        class_token = not relative and attention[-1] == 1
         self.num_classes, self.in_chans, self.patch_size = num_classes, in_chans, patch_size
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = int(class_token)
-        height, width = self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        check_size(height, width, 8 * patch_size)
+        height, width = self.img_size = image_size(img_size, 8 * patch_size)
         self.patch_embed = PatchEmbedding(in_chans, embed_dims[0], patch_size, **factory)
 
         drop_paths = torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist()
@@ -205,6 +214,13 @@ class PyramidTransformer(nn.Module):
         for stage in self.stages:
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
+    def set_input_size(self, img_size: int | Grid) -> None:
+        """Have positions made for images of another size; outputs stay what they were."""
+        height, width = self.img_size = image_size(img_size, 8 * self.patch_size)
+        for i, stage in enumerate(self.stages):
+            assert isinstance(stage, PyramidStage)
+            stage.set_grid((height // self.patch_size >> i, width // self.patch_size >> i))
+
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -229,28 +245,31 @@ class PyramidTransformer(nn.Module):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Maps at the end of the stages asked for; arguments as timm's."""
-        assert output_fmt in ("NCHW", "NHWC"), "Output format must be NCHW or NHWC."
+        check_choice("format of features", output_fmt, FORMATS)
         take, last = feature_take_indices(len(self.stages), indices)
         maps: list[Tensor] = []
         check_size(x.shape[-2], x.shape[-1], 8 * self.patch_size)
         x = tokens = self.patch_embed(x)
+        end = len(self.stages) - 1
         for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
             x, tokens = stage(x)
             if i in take:
-                out = self.norm(x) if norm and i == len(self.stages) - 1 else x
+                out = self.norm(x) if norm and i == end else x
                 maps.append(out.permute(0, 3, 1, 2) if output_fmt == "NCHW" else out)
-        return maps if intermediates_only else (self.norm(tokens), maps)
+        if intermediates_only:
+            return maps
+        return (tokens if stop_early and last < end else self.norm(tokens)), maps  # the norm is of the last stage
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the stages asked for do not need."""
         take, last = feature_take_indices(len(self.stages), indices)
-        self.stages = self.stages[: last + 1]
-        if prune_norm:
+        if prune_norm or last + 1 < len(self.stages):  # the norm is of the last stage
             self.norm = nn.Identity()  # type: ignore[assignment]
+        self.stages = self.stages[: last + 1]
         if prune_head:
-            self.head = nn.Identity()
+            self.reset_classifier(0)
         return take
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -300,6 +319,6 @@ def create_pyramid(variant: str, pretrained: bool, defaults: dict[str, Any], kwa
         variant,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
+        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
         **{**defaults, **kwargs},
     )

@@ -22,7 +22,8 @@ from vitrefine.layers.position import Grid, resize_position
 from vitrefine.layers.refined_attention import OfficialRefinedAttention, RefinedAttention
 from vitrefine.layers.stem import ConvStem, LinearStem
 from vitrefine.models.config import imagenet_cfg
-from vitrefine.models.sizes import check_size
+from vitrefine.models.intermediates import Intermediates, arrange, check_format
+from vitrefine.models.sizes import check_size, image_size
 from vitrefine.models.token_labels import mix_tokens, random_box, unmix_tokens
 
 VARIANTS = ("official", "paper")
@@ -66,15 +67,16 @@ class RefinedVisionTransformer(nn.Module):
 
     Args:
         img_size: Image that positions are made for; other sizes, non-square too, resize them.
-        patch_size: Side of a patch, even; the image must be a multiple of it.
+        patch_size: Side of a patch, even for the convolutional stem; the image must be a multiple of it.
         in_chans: Channels of the image.
         num_classes: Classes; 0 for none.
         global_pool: `token` (the class token), `avg` (mean over patches), or "" for all tokens.
         embed_dim, depth, num_heads, mlp_ratio: Size.
+        qkv_bias: Bias of queries, keys and values.
         variant: `official` or `paper`; see the head of this file.
         share: How many blocks after each block with maps of its own use those maps again.
         expansion, kernel_size, reduction, constraint: See `Refiner`; `kernel_size` 3, reduction and no constraint
-            are all that the official variant has.
+            are all that the official variant has, and its expansion is that of `refine_own` alone: shared maps have 3.
         refine_own: Official variant: refine maps in the block that makes them, too.
         stem: `conv` or `linear`.
         token_labels: A second classifier on patch tokens, for token labelling. In evaluation the logits are
@@ -118,9 +120,12 @@ class RefinedVisionTransformer(nn.Module):
         super().__init__()
         check_choice("variant", variant, VARIANTS)
         check_choice("stem", stem, STEMS)
-        check_choice("global_pool", global_pool, POOLING)
         if variant == "official" and (kernel_size, reduction, constraint) != (3, True, "none"):
             raise UserError("kernel_size, reduction and constraint are options of variant=paper; add variant=paper")
+        if variant == "paper" and refine_own:
+            raise UserError("refine_own is an option of variant=official; variant=paper refines own maps in any case")
+        if share < 0:
+            raise UserError(f"share={share} is no number of blocks; 0 has every block make its own maps")
         if embed_dim % num_heads:
             raise UserError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -128,8 +133,7 @@ class RefinedVisionTransformer(nn.Module):
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.global_pool, self.num_prefix_tokens, self.grad_checkpointing = global_pool, 1, False
         self.mix_token = mix_token
-        height, width = self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        check_size(height, width, patch_size)
+        height, width = self.img_size = image_size(img_size, patch_size)
         self.grid = (height // patch_size, width // patch_size)
 
         self.patch_embed = STEMS[stem](in_chans, embed_dim, patch_size, **factory)
@@ -207,15 +211,25 @@ class RefinedVisionTransformer(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
 
+    @torch.no_grad()
+    def set_input_size(self, img_size: int | Grid) -> None:
+        """Have positions made for images of another size; outputs stay what they were."""
+        height, width = self.img_size = image_size(img_size, self.patch_size)
+        grid = (height // self.patch_size, width // self.patch_size)
+        resized = resize_position(self.pos_embed, self.grid, grid, mode="bilinear").clone()
+        self.pos_embed = nn.Parameter(resized, self.pos_embed.requires_grad)
+        self.grid = grid
+
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        if global_pool is not None:
-            check_choice("global_pool", global_pool, POOLING)
-            self.global_pool = global_pool
+        global_pool = self.global_pool if global_pool is None else global_pool
+        check_choice("global_pool", global_pool, POOLING)
+        if self.token_labels and num_classes and not global_pool:
+            raise UserError("token_labels adds logits of patches to those of an image; take global_pool token or avg")
+        self.num_classes, self.global_pool = num_classes, global_pool
         like = get_device_dtype(self)
         self.head = nn.Linear(self.num_features, num_classes, **like) if num_classes else nn.Identity()
         self.aux_head = nn.Linear(self.num_features, num_classes, **like) if self.token_labels and num_classes else None
@@ -236,7 +250,7 @@ class RefinedVisionTransformer(nn.Module):
         kept: list[Tensor] = []
         options: dict[str, Any] = {"grid": grid} if self.needs_grid else {}
         for i, block in enumerate(blocks):
-            if self.grad_checkpointing and not torch.jit.is_scripting():
+            if self.grad_checkpointing:
                 x, maps = checkpoint(block, x, maps, use_reentrant=False, **options)
             else:
                 x, maps = block(x, maps, **options)
@@ -253,19 +267,22 @@ class RefinedVisionTransformer(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-    ) -> list[Any] | tuple[Tensor, list[Any]]:
-        """Tokens or maps at the end of the blocks asked for; arguments as timm's."""
-        assert output_fmt in ("NCHW", "NLC"), "Output format must be NCHW or NLC."
+        output_dict: bool = False,
+    ) -> Intermediates:
+        """Tokens or maps at the end of the blocks asked for; arguments and results as in timm's ViT."""
+        check_format(output_fmt)
         take, last = feature_take_indices(len(self.blocks), indices)
         x, grid = self._embed(x)
         x, kept = self._attend(self._enter(x, grid), grid, self.blocks[: last + 1] if stop_early else self.blocks, take)
-        out: list[Any] = []
-        for tokens in (self.norm(tokens) if norm else tokens for tokens in kept):
-            prefix, patches = tokens[:, :1], tokens[:, 1:]
-            if output_fmt == "NCHW":
-                patches = patches.transpose(1, 2).unflatten(2, grid)
-            out.append((patches, prefix) if return_prefix_tokens else patches)
-        return out if intermediates_only else (self.norm(x), out)
+        return arrange(
+            [self.norm(tokens) for tokens in kept] if norm else kept,
+            None if intermediates_only else self.norm(x),
+            grid,
+            self.num_prefix_tokens,
+            return_prefix_tokens=return_prefix_tokens,
+            output_fmt=output_fmt,
+            output_dict=output_dict,
+        )
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -284,11 +301,14 @@ class RefinedVisionTransformer(nn.Module):
         x, grid = self._embed(x)
         return self.norm(self._attend(self._enter(x, grid), grid, self.blocks, [])[0])
 
+    def pool(self, x: Tensor) -> Tensor:
+        """What the classifier sees of the tokens."""
+        if self.global_pool == "avg":
+            return x[:, 1:].mean(dim=1)
+        return x[:, 0] if self.global_pool == "token" else x
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        pooled = x
-        if self.global_pool:
-            pooled = x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(dim=1)
-        pooled = self.head_drop(pooled)
+        pooled = self.head_drop(self.pool(x))
         if pre_logits or self.aux_head is None:
             return pooled if pre_logits else self.head(pooled)
         return self.head(pooled) + 0.5 * self.aux_head(x[:, 1:]).amax(dim=1)
@@ -301,7 +321,7 @@ class RefinedVisionTransformer(nn.Module):
         patches = mix_tokens(patches, box)
         tokens = self.norm(self._attend(self._enter(patches, grid), grid, self.blocks, [])[0])
         aux = unmix_tokens(self.aux_head(tokens[:, 1:]).unflatten(1, grid), box)
-        return self.head(self.head_drop(tokens[:, 0])), aux.flatten(1, 2), box
+        return self.head(self.head_drop(self.pool(tokens))), aux.flatten(1, 2), box
 
 
 def checkpoint_filter_fn(state: dict[str, Tensor], model: RefinedVisionTransformer) -> dict[str, Tensor]:
@@ -330,6 +350,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(name: str, pretrained: bool, defaults: dict[str, Any], kwargs: dict[str, Any]) -> nn.Module:
+    out_indices = kwargs.pop("out_indices", 3)
     options = {"variant": "official", **defaults, **kwargs}
     return build_model_with_cfg(
         # timm's builder has a `variant` of its own, the model's name: ours goes in beforehand.
@@ -337,7 +358,7 @@ def _create(name: str, pretrained: bool, defaults: dict[str, Any], kwargs: dict[
         name,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
         **options,
     )
 

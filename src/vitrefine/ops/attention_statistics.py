@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitrefine.errors import UserError, check_choice
-from vitrefine.ops.choice import HOPPER, runs_kernels
+from vitrefine.ops.choice import HOPPER, demand_gpu, no_autocast, runs_kernels
 from vitrefine.ops.refined_attention import attention_maps
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
@@ -74,6 +74,8 @@ def attention_statistics(
         raise UserError(f"there is no query {query}; the last of {n_queries} is {n_queries - 1}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     mask = None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    if impl == "triton":
+        demand_gpu(q, "reference")
     if impl == "triton" or (impl == "auto" and runs_kernels(q, HOPPER)):
         from vitrefine.ops.kernels.attention_statistics_op import attention_statistics_triton, serves
 
@@ -110,7 +112,7 @@ def statistics_of(
     coordinates: Tensor | None,
     query: int | None,
 ) -> AttentionStatistics:
-    """Statistics of maps that are made a tile at a time.
+    """Statistics of maps that are made a tile at a time, in the type of `like` whatever autocast would have.
 
     Args:
         maps: Gives those of some images and queries.
@@ -125,18 +127,19 @@ def statistics_of(
     nowhere = None if places is None else places.isnan().any(dim=-1)
     entropy, squares, distance = (like.new_empty((batch, heads, n_queries)) for _ in range(3))
     gram = like.new_zeros((batch, heads, heads))
-    for some, rows in tiles:
-        tile = maps(some, rows).to(like)
-        entropy[some, :, rows] = torch.special.entr(tile).sum(dim=-1)
-        squares[some, :, rows] = tile.square().sum(dim=-1)
-        flat = tile.flatten(2)
-        gram[some] += flat @ flat.mT
-        if places is not None and nowhere is not None:
-            apart = (places[rows, None] - places).abs().sum(dim=-1).masked_fill(nowhere, 0)
-            distance[some, :, rows] = (tile * apart).sum(dim=-1)
+    with no_autocast(like):
+        for some, rows in tiles:
+            tile = maps(some, rows).to(like)
+            entropy[some, :, rows] = torch.special.entr(tile).sum(dim=-1)
+            squares[some, :, rows] = tile.square().sum(dim=-1)
+            flat = tile.flatten(2)
+            gram[some] += flat @ flat.mT
+            if places is not None and nowhere is not None:
+                apart = (places[rows, None] - places).abs().sum(dim=-1).masked_fill(nowhere, 0)
+                distance[some, :, rows] = (tile * apart).sum(dim=-1)
+        row = None if query is None else maps(slice(None), slice(query, query + 1)).to(like)[:, :, 0]
     if nowhere is not None:
         distance.masked_fill_(nowhere, torch.nan)
-    row = None if query is None else maps(slice(None), slice(query, query + 1)).to(like)[:, :, 0]
     return AttentionStatistics(entropy, squares, normalised_gram(gram), None if places is None else distance, row)
 
 

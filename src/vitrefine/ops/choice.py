@@ -3,13 +3,17 @@
 import functools
 import importlib.util
 import logging
+import os
 
 import torch
 from torch import Tensor
 
+from vitrefine.errors import UserError
+
 HALF = (torch.float16, torch.bfloat16)
 AMPERE, HOPPER = (8, 0), (9, 0)
 HOPPER_SHARED_BYTES = 227 << 10
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton then runs kernels anywhere
 log = logging.getLogger("vitrefine.ops")
 
 
@@ -34,12 +38,28 @@ def runs_kernels(tensor: Tensor, capability: tuple[int, int]) -> bool:
     return tensor.is_cuda and _runs(tensor.device.index, capability)
 
 
+def demand_gpu(tensor: Tensor, otherwise: str) -> None:
+    """Refuse `impl="triton"` for a tensor that is not on a GPU; `otherwise` is the implementation to take there."""
+    if not tensor.is_cuda and not INTERPRETED:
+        raise UserError(f"impl='triton' needs a GPU, not tensors on {tensor.device}; use impl={otherwise!r}")
+
+
+def exported_for_any(size: int) -> bool:
+    """Whether a program is being exported for every length of an axis: no length is then to be compared with."""
+    return torch.compiler.is_exporting() and isinstance(size, torch.SymInt)
+
+
 def computes_in(tensor: Tensor) -> torch.dtype:
     """The type that a product of this tensor would be taken in."""
     kind = tensor.device.type
     if tensor.is_meta:  # autocast knows no meta device
         return tensor.dtype
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+def no_autocast(tensor: Tensor) -> torch.autocast:
+    """The context in which products of this tensor are taken in its own type."""
+    return torch.autocast("cpu" if tensor.is_meta else tensor.device.type, enabled=False)
 
 
 @functools.cache

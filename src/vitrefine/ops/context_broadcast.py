@@ -24,7 +24,9 @@ def mean_token(x: Tensor, *, layout: str = "NLC", mask: Tensor | None = None) ->
     if mask is None:
         return x.mean(dim=dims, keepdim=True)
     weight = mask.unsqueeze(1 if layout == "NCHW" else -1).to(x.dtype)
-    return (x * weight).sum(dim=dims, keepdim=True) / weight.sum(dim=dims, keepdim=True).clamp(min=1)
+    wide = torch.promote_types(x.dtype, torch.float32)  # the sum of a sequence may be too large for half precision
+    total, count = (t.sum(dim=dims, keepdim=True, dtype=wide) for t in (x * weight, weight))
+    return (total / count.clamp(min=1)).to(x.dtype)
 
 
 def _gate_token(x: Tensor, layout: str, class_token: bool, mask: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import check_choice
-from vitrefine.ops.choice import AMPERE, HALF, computes_in, runs_kernels
+from vitrefine.ops.choice import AMPERE, HALF, computes_in, demand_gpu, runs_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 KERNEL_TYPES = {*HALF, torch.float32}
@@ -41,7 +41,7 @@ def sample_points(
     step_row, step_column = (down, across) if stride is None else _pair(stride)
     _, _, height, width = offset.shape
     # Below float32 a coordinate beyond 256 would lose its fraction.
-    offset = offset.float() if offset.dtype in (torch.float16, torch.bfloat16) else offset
+    offset = offset.to(torch.promote_types(offset.dtype, torch.float32))
     dy, dx = offset.unflatten(1, (down * across, 2)).unbind(2)
 
     def count(length: int) -> Tensor:
@@ -90,9 +90,9 @@ def deform_map(
         (B, h·kernel, w·kernel, C).
     """
     down, across = _pair(kernel_size)
-    batch, (height, width) = x.shape[0], offset.shape[2:]
+    height, width = offset.shape[2:]
     points = sample_points(offset, kernel_size, stride=stride, padding=padding, dilation=dilation)
-    rows, columns = (p.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2).reshape(batch, -1) for p in points)
+    rows, columns = (p.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2).flatten(1) for p in points)
     return sample_bilinear(x, rows, columns).unflatten(1, (height * down, width * across))
 
 
@@ -133,6 +133,7 @@ def deformable_merge(
     if impl == "auto":
         impl = "triton" if groups == 1 and _kernels_apply(x, offset, weight) else "reference"
     if impl == "triton":
+        demand_gpu(x, "reference")
         from vitrefine.ops.kernels.deformable_merge_op import deformable_merge_triton
 
         return deformable_merge_triton(x, offset, weight, bias, stride=stride, padding=padding, dilation=dilation)

@@ -23,11 +23,11 @@ from vitrefine.ops.refined_attention import visible_pairs
 
 def _convolve(values: Tensor, kernel: Tensor, padding: tuple[int, ...]) -> Tensor:
     """Each head's values, (B, H, …, d), cross-correlated along the dimensions before the last by its own kernel."""
-    batch, heads = values.shape[:2]
+    batch, heads, *_, width = values.shape
     channels = values.movedim(-1, 1).flatten(0, 1)  # (B·d, H, …): channels of a head share its kernel
     convolve = F.conv1d if channels.ndim == 3 else F.conv2d
     out = convolve(F.pad(channels, padding), kernel, groups=heads)
-    return out.unflatten(0, (batch, -1)).unflatten(2, (heads, -1)).movedim(1, -1)  # (B, H, kernels, …, d)
+    return out.unflatten(0, (batch, width)).unflatten(2, (heads, -1)).movedim(1, -1)  # (B, H, kernels, …, d)
 
 
 def _visible_keys(attn_mask: Tensor) -> Tensor:

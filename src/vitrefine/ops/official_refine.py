@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import check_choice
-from vitrefine.ops.choice import AMPERE, HALF, computes_in, runs_kernels
+from vitrefine.ops.choice import AMPERE, HALF, computes_in, demand_gpu, runs_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 MOST_HEADS, MOST_HIDDEN = 32, 128
@@ -46,6 +46,8 @@ def official_refine(maps: Tensor, mix: OfficialMix, *, impl: str = "auto") -> Te
         impl: `reference`, `triton`, or `auto`: the kernel on a GPU in half precision.
     """
     check_choice("implementation", impl, IMPLEMENTATIONS)
+    if impl == "triton":
+        demand_gpu(maps, "reference")
     if impl == "triton" or (impl == "auto" and kernel_serves(maps, mix.local.shape[0])):
         from vitrefine.ops.kernels.official_refine import official_refine_triton
 

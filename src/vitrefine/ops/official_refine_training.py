@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import UserError, check_choice
-from vitrefine.ops.choice import HALF, computes_in
+from vitrefine.ops.choice import HALF, computes_in, demand_gpu
 from vitrefine.ops.official_refine import MOST_HEADS, kernel_serves
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
@@ -61,7 +61,7 @@ def kernels_serve(maps: Tensor, hidden: int) -> bool:
 
 
 def _normalise(values: Tensor, norm: Norm) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    wide = values.detach().double() if values.dtype == torch.float64 else values.detach().float()
+    wide = values.detach().to(torch.promote_types(values.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
     weight, bias = norm.weight.to(values.dtype), norm.bias.to(values.dtype)
     return F.batch_norm(values, None, None, weight, bias, training=True, eps=norm.eps), (mean.float(), variance.float())
@@ -95,6 +95,7 @@ def _by_kernels(maps: Tensor, mix: TrainedMix, factor: float) -> tuple[Tensor, B
             f"{MOST_HIDDEN} between, in half or single precision, not {heads} of {rows}×{columns}, {hidden} between, "
             f"in {dtype}; use impl='reference'"
         )
+    demand_gpu(maps, "reference")
     norms = (mix.expand_norm, mix.local_norm, mix.reduce_norm, mix.last_norm)
     pairs: list[Any] = [(None, None) if norm is None else norm[:2] for norm in norms]
     weights = Weights(*(mix.expand, *pairs[0], mix.local, *pairs[1], mix.reduce, *pairs[2], *pairs[3]))

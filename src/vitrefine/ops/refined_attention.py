@@ -19,7 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import UserError, check_choice
-from vitrefine.ops.choice import HALF, HOPPER, runs_kernels, say_once
+from vitrefine.ops.choice import HALF, HOPPER, demand_gpu, exported_for_any, no_autocast, runs_kernels, say_once
+
+IMPLEMENTATIONS = ("auto", "reference", "collapsed", "sdpa", "triton")
+SEE_MAPS = ("auto", "reference", "collapsed", "triton")  # those that have the maps to hand out
 
 # Where which implementation is the fastest on an H200: benchmarks/refined_attention.py.
 FEWEST_PAIRS = 1 << 20  # with fewer entries in all maps together, launching the kernels takes longer than the work
@@ -48,8 +51,7 @@ class Mix(NamedTuple):
         expand = identity if self.expand is None else self.expand
         reduce = identity if self.reduce is None else self.reduce
         local = some.new_ones(hidden, 1, 1) if self.local is None else self.local
-        kind = "cpu" if some.is_meta else some.device.type  # autocast knows no meta device
-        with torch.autocast(kind, enabled=False):  # small, and what it loses every map would feel
+        with no_autocast(some):  # small, and what it loses every map would feel
             return torch.einsum("gm,mab,mh->ghab", reduce, local, expand)
 
 
@@ -65,12 +67,13 @@ def convolve_maps(maps: Tensor, kernel: Tensor, *, groups: int = 1, grid: tuple[
     padding = (before, size - 1 - before, before, size - 1 - before)
     if grid is None:
         if groups == 1 and maps.device.type == "cpu":  # where dense convolutions run fastest with heads innermost
-            maps, kernel = (x.contiguous(memory_format=torch.channels_last) for x in (maps, kernel))
+            # `contiguous(memory_format=…)` would say the same, but not to `torch.func.vmap`.
+            maps, kernel = (x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for x in (maps, kernel))
         return F.conv2d(F.pad(maps, padding), kernel, groups=groups)
     batch, heads, queries, _ = maps.shape
     images = maps.transpose(1, 2).reshape(batch * queries, heads, *grid)
     images = F.conv2d(F.pad(images, padding), kernel, groups=groups)
-    return images.reshape(batch, queries, -1, grid[0] * grid[1]).transpose(1, 2)
+    return images.reshape(batch, queries, kernel.shape[0], grid[0] * grid[1]).transpose(1, 2)
 
 
 def mix_heads(maps: Tensor, weight: Tensor | None) -> Tensor:
@@ -96,8 +99,10 @@ def refine_maps(maps: Tensor, mix: Mix, *, grid: tuple[int, int] | None = None) 
 
 def refine_maps_collapsed(maps: Tensor, mix: Mix, *, grid: tuple[int, int] | None = None) -> Tensor:
     """The same function with the weights folded first: one convolution, no tensor of H' maps."""
-    if mix.local is None or (mix.expand is None and mix.reduce is None):
-        return refine_maps(maps, mix, grid=grid)  # a pure mixing or a pure DLA has nothing to fold
+    if mix.expand is None and mix.reduce is None:
+        return refine_maps(maps, mix, grid=grid)  # a pure DLA has nothing to fold
+    if mix.local is None:
+        return mix_heads(maps, mix.fold()[..., 0, 0])
     aside, maps = _split_keys(maps, grid)
     maps = convolve_maps(maps, mix.fold(), grid=grid)
     if not aside.shape[-1]:
@@ -130,10 +135,9 @@ def attention_maps(q: Tensor, k: Tensor, *, attn_mask: Tensor | None = None, sca
     if attn_mask is None:
         return scores.softmax(dim=-1)
     visible = visible_pairs(attn_mask)
-    if attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask
-    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1).masked_fill(~visible, 0)
+    biased = scores if attn_mask.dtype == torch.bool else scores + attn_mask  # which may be of a wider type
+    biased = biased.masked_fill(~visible, torch.finfo(biased.dtype).min)
+    return biased.softmax(dim=-1).masked_fill(~visible, 0).to(scores.dtype)
 
 
 def refined_maps(
@@ -152,8 +156,8 @@ def refined_maps(
     if attn_mask is None:
         return maps
     visible = visible_pairs(attn_mask)
-    if visible.ndim == 4 and visible.shape[1] not in (1, maps.shape[1]):
-        visible = visible.any(dim=1, keepdim=True)  # maps outnumber the mask's heads: hide what every head hides
+    if visible.ndim > 2 and visible.shape[-3] not in (1, maps.shape[1]):
+        visible = visible.any(dim=-3, keepdim=True)  # maps outnumber the mask's heads: hide what every head hides
     return maps.masked_fill(~visible, 0)
 
 
@@ -169,7 +173,9 @@ def _choose(
 ) -> str:
     """The implementation that `auto` stands for."""
     pairs = q.shape[0] * q.shape[1] * q.shape[2] * v.shape[2]
-    if not q.is_cuda or q.dtype not in HALF or v.dtype != q.dtype or pairs < FEWEST_PAIRS:
+    if not q.is_cuda or q.dtype not in HALF or v.dtype != q.dtype:
+        return "collapsed"
+    if exported_for_any(q.shape[0]) or pairs < FEWEST_PAIRS:  # the kernels pack as many images as a batch has
         return "collapsed"
     if grid is not None:
         say_once("refined attention that follows an image has no kernel of its own: it convolves whole maps")
@@ -225,12 +231,13 @@ def refined_attention(
     Returns:
         (B, G, N, d), G the number of refined maps: H, or H' where there is no reduction.
     """
+    check_choice("implementation", impl, IMPLEMENTATIONS)
     if impl == "auto":
         impl = _choose(q, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, grid=grid)
     if impl == "triton":
+        _check_kernels_apply(q, grid)
         from vitrefine.ops.kernels import refined_attention_triton
 
-        _refuse_grid(grid)
         return refined_attention_triton(q, k, v, mix.fold(), attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
     if impl == "sdpa":
         from vitrefine.ops.local_attention import local_attention
@@ -263,13 +270,14 @@ def refined_attention_and_maps(
     Returns:
         (B, G, N, d), and the maps (B, G, N, N).
     """
+    check_choice("implementation", impl, SEE_MAPS)
     if impl == "auto":
         impl = _choose(q, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, grid=grid)
         impl = "collapsed" if impl == "sdpa" else impl  # which never sees the maps
     if impl == "triton":
+        _check_kernels_apply(q, grid)
         from vitrefine.ops.kernels import refined_attention_and_maps_triton
 
-        _refuse_grid(grid)
         return refined_attention_and_maps_triton(
             q, k, v, mix.fold(), attn_mask=attn_mask, dropout_p=dropout_p, scale=scale
         )
@@ -277,6 +285,7 @@ def refined_attention_and_maps(
     return aggregate(maps, v, dropout_p=dropout_p), maps
 
 
-def _refuse_grid(grid: tuple[int, int] | None) -> None:
+def _check_kernels_apply(q: Tensor, grid: tuple[int, int] | None) -> None:
+    demand_gpu(q, "collapsed")
     if grid is not None:
         raise UserError("the Triton kernel does not follow an image: use impl=collapsed where there is a grid")

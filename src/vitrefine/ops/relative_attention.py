@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrefine.errors import UserError
-from vitrefine.ops.choice import AMPERE, runs_kernels
+from vitrefine.errors import UserError, check_choice
+from vitrefine.ops.choice import AMPERE, HALF, demand_gpu, exported_for_any, runs_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 # Where there is less to do than either, launching the kernels takes longer than building the bias.
@@ -28,6 +28,11 @@ def spread_table(table: Tensor, grid: tuple[int, int]) -> Tensor:
     right = column[:, None] - column + width - 1
     bias = table[:, down[:, None, :, None], right[None, :, None, :]]
     return bias.reshape(-1, height * width, height * width)
+
+
+def _worth_it(q: Tensor) -> bool:
+    batch, heads, tokens, _ = q.shape
+    return tokens >= FEWEST_TOKENS or (not exported_for_any(batch) and batch * heads * tokens**2 >= FEWEST_PAIRS)
 
 
 def relative_attention(
@@ -54,9 +59,7 @@ def relative_attention(
     Returns:
         (B, H, N, d).
     """
-    if impl not in IMPLEMENTATIONS:
-        choices = ", ".join(IMPLEMENTATIONS)
-        raise UserError(f"relative attention has no implementation {impl!r}; choose one of {choices}")
+    check_choice("implementation", impl, IMPLEMENTATIONS)
     height, width = grid
     expected = (q.shape[1], 2 * height - 1, 2 * width - 1)
     if q.shape[2] != height * width or tuple(table.shape) != expected:
@@ -65,11 +68,10 @@ def relative_attention(
             f"give {height * width} tokens and a table of {expected}"
         )
     if impl == "auto":
-        served = q.dtype in (torch.float16, torch.bfloat16, torch.float32) and q.shape[-1] <= 128
-        pairs = q.shape[0] * q.shape[1] * q.shape[2] ** 2
-        worth_it = q.shape[2] >= FEWEST_TOKENS or pairs >= FEWEST_PAIRS
-        impl = "triton" if served and worth_it and runs_kernels(q, AMPERE) else "reference"
+        served = q.dtype in (*HALF, torch.float32) and q.shape[-1] <= 128 and runs_kernels(q, AMPERE)
+        impl = "triton" if served and _worth_it(q) else "reference"
     if impl == "triton":
+        demand_gpu(q, "reference")
         from vitrefine.ops.kernels.relative_attention_op import relative_attention_triton
 
         return relative_attention_triton(q, k, v, table, width, scale=scale)

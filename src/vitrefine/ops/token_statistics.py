@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import UserError, check_choice
-from vitrefine.ops.choice import HALF, HOPPER, runs_kernels
+from vitrefine.ops.choice import HALF, HOPPER, demand_gpu, no_autocast, runs_kernels
 
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 MOST_CHANNELS, MOST_IMAGES = 4096, 128
@@ -26,6 +26,8 @@ def _has_kernel(tensor: Tensor, impl: str, fits: bool) -> bool:
             f"the kernels for tokens take at most {MOST_IMAGES} images or {MOST_CHANNELS} channels in half or single "
             f"precision, not {tuple(tensor.shape)} in {tensor.dtype}; use impl='reference'"
         )
+    if impl == "triton":
+        demand_gpu(tensor, "reference")
     return impl == "triton" or (impl == "auto" and served and runs_kernels(tensor, HOPPER))
 
 
@@ -52,6 +54,6 @@ def centred_gram(features: Tensor, *, impl: str = "auto") -> Tensor:
         return centred_gram_triton(rows)
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     rows = rows - rows.mean(dim=0)
-    with torch.autocast(rows.device.type, enabled=False):
+    with no_autocast(rows):
         product = rows @ rows.mT
     return (product.cpu() if product.device.type == "mps" else product).double()  # which has no double precision
