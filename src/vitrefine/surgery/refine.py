@@ -19,6 +19,7 @@ from vitrefine.ops.refined_attention import (
     attention_maps,
     refine_maps_collapsed,
     refined_attention,
+    refined_attention_and_maps,
     visible_pairs,
 )
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
@@ -89,9 +90,13 @@ class Refined(Graft):
     ) -> Tensor:
         if attn_mask is not None and q.shape[-2] == k.shape[-2]:
             attn_mask = hide_padded_queries(attn_mask)
-        if isinstance(self.refiner, Refiner) and self.shared_maps is None and not _is_spatial(self.refiner):
+        if isinstance(self.refiner, Refiner) and not _is_spatial(self.refiner):
+            options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "scale": scale}
             mix = self.refiner.mix()
-            return refined_attention(q, k, v, mix, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
+            if self.shared_maps is None:
+                return refined_attention(q, k, v, mix, **options)
+            out, self.shared_maps.maps = refined_attention_and_maps(q, k, v, mix, **options)
+            return out
         visible = None if attn_mask is None else visible_pairs(attn_mask)
         maps = self._refine(attention_maps(q, k, attn_mask=attn_mask, scale=scale), visible)
         return aggregate(maps, v, dropout_p=dropout_p)
