@@ -67,6 +67,34 @@ def test_an_npz_of_floats(tmp_path, arrays):
         cifar("cifar10", tmp_path / "c.npz")
 
 
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"x_train": np.zeros((9, 3, 32, 32), np.uint8)}, r"are uint8 \(9, 3, 32, 32\); uint8 \(N, 32, 32, 3\) is"),
+        ({"x_test": np.zeros((0, 32, 32, 3), np.uint8), "y_test": np.arange(0)}, r"are uint8 \(0, 32, 32, 3\)"),
+        ({"x_test": np.zeros((6, 28, 28, 3), np.uint8)}, "for training and testing in .* differ in size; make them"),
+        ({"y_train": np.array([*"abcabcabc"])}, r"the labels in .* are <U1 \(9,\); class numbers from 0 on are"),
+        ({"y_train": np.arange(9) - 1}, r"the labels in .* are int64 \(9,\); class numbers"),
+        ({"y_train": np.eye(9)}, r"the labels in .* are float64 \(81,\); class numbers"),
+        ({"y_test": np.arange(6)}, "must hold two classes or more for training, and for testing none besides these"),
+        ({"y_train": np.zeros(9, int), "y_test": np.zeros(6, int)}, "must hold two classes or more"),
+    ],
+)
+def test_arrays_that_are_no_cifar(tmp_path, arrays, changed, sentence):
+    flat = {f"{a}_{s}": v for s, (x, y) in arrays.items() for a, v in (("x", x), ("y", y))}
+    np.savez(tmp_path / "c.npz", **(flat | changed))
+    with pytest.raises(UserError, match=sentence):
+        cifar("cifar10", tmp_path / "c.npz")
+
+
+def test_channel_statistics(arrays):
+    images = arrays["train"][0]
+    split = Split(torch.from_numpy(images).permute(0, 3, 1, 2), torch.arange(9))
+    mean, std = ArraySet("small", split, split, tuple("abcdefghi")).channel_statistics()
+    np.testing.assert_allclose(mean, images.mean(axis=(0, 1, 2)) / 255, rtol=1e-12)
+    np.testing.assert_allclose(std, images.std(axis=(0, 1, 2)) / 255, rtol=1e-12)
+
+
 def test_images_of_one_colour_can_be_normalised():
     black = Split(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4))
     assert min(ArraySet("black", black, black, tuple("abcd")).channel_statistics()[1]) > 0
@@ -116,6 +144,39 @@ def test_bad_files_get_a_sentence(tmp_path, name, content, sentence):
     path = tmp_path if name in ("train", "other.txt") else tmp_path / name
     with pytest.raises(UserError, match=sentence):
         cifar("cifar100", path)
+
+
+@pytest.mark.parametrize("form", ["c.tar.gz", "data_batch_1", "c.npz", "c.zip"])
+def test_any_damage_gets_a_sentence(tmp_path, arrays, form):
+    write_batches(tmp_path / "batches", arrays)
+    with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "batches", arcname="cifar")
+    flat = {f"{a}_{s}": v for s, (x, y) in arrays.items() for a, v in (("x", x), ("y", y))}
+    np.savez_compressed(tmp_path / "c.npz", **flat)
+    with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("train_0_0.png", "train_1_0.png", "test_0_0.png"):
+            Image.fromarray(arrays["test"][0].reshape(-1, 32, 3)).save(tmp_path / "m.png")
+            archive.write(tmp_path / "m.png", name)
+    file = tmp_path / "batches" / form if form == "data_batch_1" else tmp_path / form
+    whole, chance = file.read_bytes(), np.random.default_rng(0)
+    for _ in range(200):
+        harmed = bytearray(whole)
+        for place in chance.integers(chance.choice([200, len(whole)]), size=3):
+            harmed[place] = chance.integers(256)
+        file.write_bytes(bytes(harmed))
+        try:
+            cifar("cifar10", file.parent if form == "data_batch_1" else file)
+        except UserError:
+            continue
+
+
+def test_only_batches_are_read_of_a_folder(tmp_path, arrays, monkeypatch):
+    write_batches(tmp_path / "batches", arrays)
+    (tmp_path / "batches" / "photo.jpg").write_bytes(b"large")
+    read, plain = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or plain(path))
+    cifar("cifar10", tmp_path)
+    assert sorted(read) == ["batches.meta", "data_batch_1", "test_batch"]
 
 
 def test_missing_path():

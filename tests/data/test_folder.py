@@ -1,7 +1,10 @@
 """Image folders: what is found, in what order it comes, and what happens to files that cannot be read."""
 
 import io
+import os
 import random
+import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from PIL import Image
 from vitrefine.data.dataset import Place
 from vitrefine.data.open import open_data
 from vitrefine.data.options import NOTHING, Augment, DataOptions
+from vitrefine.data.picture import read_picture
 from vitrefine.errors import UserError
 
 CPU = torch.device("cpu")
@@ -144,6 +148,7 @@ def test_files_that_are_no_images_are_passed_over(tmp_path):
     (tmp_path / "train" / "cat" / "._000.png").write_bytes(b"made by a file manager")
     (tmp_path / "train" / ".cache").mkdir()
     write_image(tmp_path / "train" / "cat" / "more" / "UPPER.JPG", seed=1)
+    write_image(tmp_path / "train" / "cat" / ".thumbnails" / "000.png", seed=1)
     data = open_data(str(tmp_path))
     assert data.train_images == 10
     assert "cat/more/UPPER.JPG" in data.train_source.file_names()
@@ -222,6 +227,46 @@ def test_a_file_that_vanishes_is_broken(root, tmp_path):
     assert loader.skipped == {"missing": 1}
 
 
+@pytest.mark.parametrize("target", [".", "..", "../cat"])
+def test_links_are_followed_and_never_in_a_circle(tmp_path, target):
+    write_set(tmp_path / "set", {"": 5})
+    write_image(tmp_path / "more" / "cats" / "x.png", seed=1)
+    (tmp_path / "set" / "cat" / "more").symlink_to(tmp_path / "more")
+    (tmp_path / "set" / "cat" / "again").symlink_to(target)
+    data = open_data(str(tmp_path / "set"))
+    assert data.train_images + data.test_images == 16
+
+
+def test_names_beyond_ascii(tmp_path):
+    write_set(tmp_path, {"train": 3, "val": 1}, classes=("čáp", "sova"))
+    odd = os.fsencode(tmp_path / "train" / "sova") + b"/caf\xe9.png"
+    shutil.copy(tmp_path / "train" / "sova" / "000.png", odd)
+    data = open_data(str(tmp_path))
+    assert data.classes == ("sova", "čáp")
+    assert sum(len(batch) for batch in batches(data, where=place(7))) == 7
+    # What is written into a run has to be UTF-8.
+    os.rename(tmp_path / "train" / "sova", os.fsencode(tmp_path / "train") + b"/caf\xe9")
+    with pytest.raises(UserError, match=r"the name of the class folder 'caf\\udce9' in .*train is no UTF-8; rename it"):
+        open_data(str(tmp_path))
+    with pytest.raises(UserError, match=r"'folder:caf\\udce9' is no UTF-8, in which a run's files are written; rename"):
+        open_data("folder:caf\udce9")
+
+
+def test_what_cameras_note_wrongly_is_no_matter(tmp_path):
+    write_set(tmp_path, {"train": 1, "val": 1})
+    exif = Image.Exif()
+    exif[0x010E], exif[0x0112] = "a note" * 9, 3
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(file, "JPEG", exif=exif)
+    photo = bytearray(file.getvalue())
+    photo[photo.index(b"Exif") + 14] = 200  # so many notes there are not
+    (tmp_path / "train" / "cat" / "000.png").write_bytes(photo)
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"):
+        read_picture(bytes(photo))
+    warnings.filterwarnings("error", message="Corrupt EXIF data")
+    assert len(batches(open_data(str(tmp_path)), DataOptions(workers=1), where=place(3))) == 1
+
+
 # Folders that are none
 
 
@@ -252,6 +297,52 @@ def test_no_images(tmp_path):
     (tmp_path / "dog").mkdir()
     with pytest.raises(UserError, match=r"holds no images; files that end in .avif, .bmp"):
         open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["", "train"])
+def test_a_class_without_images(tmp_path, part):
+    write_set(tmp_path, {part: 5, **({"val": 1} if part else {})})
+    (tmp_path / part / "elk").mkdir()
+    with pytest.raises(UserError, match=r"elk holds no images; add some, or remove it"):
+        open_data(str(tmp_path))
+
+
+def test_a_test_part_may_lack_classes(tmp_path):
+    write_set(tmp_path, {"train": 2})
+    write_set(tmp_path, {"val": 2}, classes=("dog",))
+    assert open_data(str(tmp_path)).test_source.labels.tolist() == [1, 1]
+
+
+def test_too_few_images_to_divide(tmp_path):
+    write_set(tmp_path, {"": 1})
+    with pytest.raises(UserError, match=r"has too few images \(3\) to keep a fifth for testing; add some"):
+        open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize(("train", "test"), [("training", "validation"), ("Train", "Test")])
+def test_parts_of_other_names_are_not_taken_for_classes(tmp_path, train, test):
+    write_set(tmp_path, {train: 2, test: 2})
+    with pytest.raises(UserError, match=rf"holds {test} but no train; call the folder of the training images train"):
+        open_data(str(tmp_path))
+
+
+def test_classes_may_be_called_as_parts_are(tmp_path):
+    write_set(tmp_path, {"": 5}, classes=("invalid", "valid"))
+    assert open_data(str(tmp_path)).classes == ("invalid", "valid")
+
+
+def test_what_may_not_be_read(root, tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(
+            UserError, match=r"cannot be read \(.*Permission denied: .*; see that all of it is there and"
+        ):
+            open_data(str(root))
+    with pytest.raises(UserError, match=r"there is no folder ~nobody-has-this-name/photos"):
+        open_data("folder:~nobody-has-this-name/photos")
 
 
 def test_classes_of_train_and_test_differ(tmp_path):

@@ -111,11 +111,14 @@ def test_bad_sets_get_a_sentence(tmp_path, parts, sentence):
         open_data(save(tmp_path / "t", **parts))
 
 
-def test_labels_that_are_missing(tmp_path):
-    rows = {"image": [image_of(0)] * 2, "label": [0, None]}
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    made = datasets.Dataset.from_dict(rows, features=features)
-    with pytest.raises(UserError, match=r"row 1 of .* has no label that is known \(None\)"):
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [(datasets.ClassLabel(names=["a", "b"]), [0, None, 1]), (datasets.Value("string"), ["a", None, "b"])],
+)
+def test_labels_that_are_missing(tmp_path, kind, labels):
+    features = datasets.Features({"image": datasets.Image(), "label": kind})
+    made = datasets.Dataset.from_dict({"image": [image_of(0)] * 3, "label": labels}, features=features)
+    with pytest.raises(UserError, match=r"row 1 of .* has no label that is known \(None\); choose another data set"):
         open_data(save(tmp_path / "t", train=made))
 
 

@@ -39,6 +39,14 @@ def test_integers_of_few_values_stay():
     assert np.array_equal(picture[..., 1], values)
 
 
+@pytest.mark.parametrize("scale", [1, 255])
+def test_decimals_are_scaled_and_not_clipped(scale):
+    values = np.arange(200, dtype=np.float32).reshape(10, 20) / 199
+    values[0, 0] = np.nan
+    picture = np.asarray(read_picture(encoded(Image.fromarray(values * scale), "TIFF")))
+    assert np.array_equal(picture[..., 2], (np.nan_to_num(values) * 255).astype(np.uint8))
+
+
 def test_a_palette_with_transparency():
     image = Image.fromarray(NOISE).quantize(8)
     assert read_picture(encoded(image, transparency=b"\x00\x80\xff")).mode == "RGB"
@@ -80,6 +88,22 @@ def test_files_that_are_not_there(tmp_path):
         read_picture(tmp_path / "none.png")
     with pytest.raises(BrokenImage, match="not readable"):
         read_picture(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP"])
+def test_any_damage_is_borne(kind):
+    if kind.lower() not in {name.lower() for name in Image.registered_extensions().values()}:
+        pytest.skip(f"this Pillow has no {kind}")
+    whole, chance = encoded(Image.fromarray(NOISE), kind), np.random.default_rng(0)
+    for _ in range(300):
+        harmed = bytearray(whole)
+        for place in chance.integers(min(len(harmed), 400), size=3):
+            harmed[place] = chance.integers(256)
+        try:
+            assert read_picture(bytes(harmed)).mode == "RGB"
+        except BrokenImage:
+            continue
 
 
 def test_any_cut_is_whole_or_broken():

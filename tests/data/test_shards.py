@@ -16,7 +16,6 @@ from PIL import Image
 from vitrefine.data.dataset import Place
 from vitrefine.data.open import open_data
 from vitrefine.data.options import NOTHING, Augment, DataOptions
-from vitrefine.data.shard_list import _table
 from vitrefine.data.shard_reader import buffered_order
 from vitrefine.errors import UserError
 
@@ -58,11 +57,6 @@ def write_shards(folder, sizes, name="train"):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    _table.cache_clear()
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     folder = write_shards(tmp_path_factory.mktemp("shards"), [7, 12, 3, 9, 10])
@@ -89,7 +83,6 @@ def test_what_is_found(data, root):
     assert starred.fingerprint == data.fingerprint
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_epoch_has_each_image_once(data, workers, world):
@@ -104,7 +97,7 @@ def test_an_epoch_has_each_image_once(data, workers, world):
     assert seen != sorted(seen)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("error:This DataLoader will create")
 @pytest.mark.parametrize(("workers", "start"), [(0, 1), (0, 9), (2, 1), (3, 4), (12, 7)])
 def test_taking_an_epoch_up_again_gives_the_same_batches(data, workers, start):
     loader = data.train_loader(place(), Augment(), DataOptions(workers=workers), SIZE)
@@ -237,7 +230,7 @@ def test_a_shard_that_breaks_after_opening(root, tmp_path, workers, harm, reason
 
 
 def test_broken_images_in_good_shards(root, tmp_path):
-    samples = [(f"{i}", {"png": image_of(i), "cls": b"%d" % (i % 2)}) for i in range(12)]
+    samples = [(f"{i}", {"png": image_of(i), "cls": b"%d" % (i % 3)}) for i in range(12)]
     samples[3][1]["png"] = b"no image"
     samples[7][1]["cls"] = b"\xff"
     samples[9][1].pop("cls")
@@ -255,14 +248,30 @@ def test_broken_images_in_good_shards(root, tmp_path):
     assert batch.index.tolist() == [0, 1, 2, 4, 5, 6, 8, 10, 11]
 
 
-def test_a_class_that_training_does_not_have(root, tmp_path):
-    write_shard(
-        tmp_path / "t.tar", [("a", {"png": image_of(0), "cls": b"7"}), ("b", {"png": image_of(1), "cls": b"1"})]
-    )
-    data = open_data(f"wds:{root}/train-00.tar::{tmp_path}/t.tar")
-    loader = data.test_loader(place(), HERE, SIZE)
+@pytest.mark.parametrize("label", ["7", "owl"])
+def test_a_class_that_training_does_not_have(root, tmp_path, label):
+    samples = [("a", {"png": image_of(0), "cls": label.encode()}), ("b", {"png": image_of(1), "cls": b"1"})]
+    write_shard(tmp_path / "t.tar", samples)
+    with pytest.raises(UserError, match=rf"t.tar holds a class that .*train-00.tar does not \({label}\); label them"):
+        open_data(f"wds:{root}/train-00.tar::{tmp_path}/t.tar")
+    # Believed where a file says so, and found out later.
+    (tmp_path / "sizes.json").write_text('{"t.tar": 2}')
+    (tmp_path / "classes.txt").write_text("0\n1\n2\n")
+    loader = open_data(f"wds:{root}/train-00.tar::{tmp_path}/t.tar").test_loader(place(), HERE, SIZE)
     with pytest.raises(UserError, match=r"1 of the 2 images .* \(1 of an unknown class; first .*t.tar: a\)"):
         list(loader.epoch(0))
+
+
+def test_names_that_are_numbers_beside_names_that_are_none(tmp_path):
+    samples = [(str(i), {"png": image_of(i), "cls": label}) for i, label in enumerate([b"2", b"10", b"many", b""])]
+    for i in range(2):
+        write_shard(tmp_path / f"{i}.tar", samples)
+    data = open_data(f"wds:{tmp_path}/{{0,1}}.tar")
+    assert data.classes == ("10", "2", "many")
+    loader = data.test_loader(place(), DataOptions(workers=0, max_broken=0.25), SIZE)
+    (batch,) = loader.epoch(0)
+    assert batch.targets.tolist() == [1, 0, 2]
+    assert loader.skipped == {"without a label": 1}
 
 
 # Texts that name no shards
@@ -295,8 +304,29 @@ def test_shards_behind_a_url_need_their_sizes(root):
 
 def test_shards_without_images(tmp_path):
     write_shard(tmp_path / "a.tar", [("a", {"txt": b"hello"})])
-    with pytest.raises(UserError, match=r"hold no images with labels"):
+    with pytest.raises(UserError, match=r"hold no images; put key.jpg beside key.cls in them"):
         open_data(f"wds:{tmp_path}/a.tar")
+
+
+def test_shards_without_labels(tmp_path):
+    write_shard(tmp_path / "a.tar", [("a", {"png": image_of(0)})])
+    with pytest.raises(UserError, match=r"a.tar and the shards like it have no labels; put key.cls beside key.jpg"):
+        open_data(f"wds:{tmp_path}/a.tar")
+
+
+def test_shards_that_are_none(tmp_path):
+    (tmp_path / "a.tar").write_bytes(b"")
+    with pytest.raises(UserError, match=r"a.tar and the shards like it are no tar files, or damaged; make or fetch"):
+        open_data(f"wds:{tmp_path}/a.tar")
+
+
+def test_shards_that_may_not_be_read(root, monkeypatch):
+    def refuse(*_args, **_options):
+        raise PermissionError(13, "Permission denied", "train-00.tar")
+
+    monkeypatch.setattr(tarfile, "open", refuse)
+    with pytest.raises(UserError, match=r"cannot be read \(.*Permission denied: 'train-00.tar'\); see that all of it"):
+        open_data(f"wds:{root}/train-{{00..04}}.tar")
 
 
 def test_one_class_only(tmp_path):
@@ -346,7 +376,6 @@ def test_shards_over_http(tmp_path, server, workers):
     write_shards(tmp_path, [5, 4, 6, 5])
     with pytest.raises(UserError, match=r"what http://.*train-00.tar holds is not known; put sizes.json"):
         open_data(f"wds:{server}/train-{{00..03}}.tar")
-    _table.cache_clear()
     sizes = {f"train-{i:02d}.tar": size for i, size in enumerate([5, 4, 6, 5])}
     (tmp_path / "sizes.json").write_text(json.dumps(sizes))
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")

@@ -225,7 +225,10 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         load_recipe(tmp_path / "binary.yaml")
     written(tmp_path, "batch: 8\noptim: {lr: 1}\n", "lower.yaml")
     assert sentence(tmp_path, "extends: lower.yaml\n") == "mine.yaml: epochs is missing; add it"
-    assert "mine.yaml extends mine.yaml, which extends it in turn" in sentence(tmp_path, "extends: mine.yaml\n")
+    for same in ("mine.yaml", f"../{tmp_path.name}/mine.yaml"):
+        assert f"mine.yaml extends {same}, which extends it in turn" in sentence(tmp_path, f"extends: {same}\n")
+    wrong = "mine.yaml extends what is not there: there is no recipe 'deti', but deit; give a YAML file or one of"
+    assert sentence(tmp_path, "extends: deti\n").startswith(wrong)
 
 
 def test_batches_are_dealt_out_evenly() -> None:

@@ -43,7 +43,7 @@ def train(
       vitrefine train lit_ti --data imagenet:/data/imagenet --recipe lit_ti --track tensorboard
       vitrefine train vit_tiny_patch16_224 --set optim.lr=5e-4 --set epochs=50 --out runs/slow
       vitrefine train vit_tiny_patch16_224 --set optim.lr=5e-4 --set epochs=50 --out runs/slow --resume
-      accelerate launch --num_processes 8 -m vitrefine.cli train lit_ti --data wds:'train-{0000..0999}.tar'
+      accelerate launch --num_processes 8 -m vitrefine.cli train lit_s --data wds:'train-{0000..0999}.tar' --recipe lit
     """
     from vitrefine.train.defaults import default_folder, default_recipe
     from vitrefine.train.job import Job

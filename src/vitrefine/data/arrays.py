@@ -9,10 +9,12 @@ they consist of are let in.
 """
 
 import io
+import lzma
 import pickle
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrefine.data.picture import read_picture
 from vitrefine.errors import UserError
 
 
@@ -52,9 +55,15 @@ class ArraySet:
 
     def channel_statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel of the training images, in 0..1."""
-        pixels = self.train.images.transpose(0, 1).flatten(1).float() / 255
+        # By how often each level occurs: floats of all pixels would take a gigabyte.
+        channels = self.train.images.unbind(dim=1)
+        share = torch.stack([channel.flatten().bincount(minlength=256) for channel in channels]).double()
+        share /= share.sum(dim=1, keepdim=True)
+        level = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ level
+        variance = (share * (level - mean[:, None]) ** 2).sum(dim=1)
         # A channel of one value has no spread to divide by.
-        return pixels.mean(dim=1).tolist(), pixels.std(dim=1).clamp(min=1 / 255).tolist()
+        return mean.tolist(), variance.sqrt().clamp(min=1 / 255).tolist()
 
 
 def digits(size: int = 32) -> ArraySet:
@@ -79,16 +88,23 @@ def cifar(kind: str, path: Path) -> ArraySet:
     splits, names = reader(kind, path)
     missing = {"train", "test"} - splits.keys()
     if missing:
-        raise UserError(f"{path} holds no {' and no '.join(sorted(missing))} images of {kind}")
-    made = {name: _split(path, images, labels) for name, (images, labels) in splits.items()}
-    count = int(max(split.labels.max() for split in made.values())) + 1
-    classes = names if len(names) == count else tuple(str(i) for i in range(count))
-    return ArraySet(kind, made["train"], made["test"], classes)
+        what = f"no {' and no '.join(sorted(missing))} images of {kind}"
+        raise UserError(f"{path} holds {what}; give the official batches, their archive, an .npz or zips of mosaics")
+    train, test = (_split(path, *splits[part]) for part in ("train", "test"))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise UserError(f"the images for training and testing in {path} differ in size; make them alike")
+    trained, tested = (set(split.labels.tolist()) for split in (train, test))
+    if len(trained) < 2 or tested - trained:
+        raise UserError(f"{path} must hold two classes or more for training, and for testing none besides these")
+    count = max(trained) + 1
+    return ArraySet(kind, train, test, names if len(names) >= count else tuple(map(str, range(count))))
 
 
 def _split(path: Path, images: np.ndarray, labels: np.ndarray) -> Split:
-    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3) or not len(images):
         raise UserError(f"the images in {path} are {images.dtype} {images.shape}; uint8 (N, 32, 32, 3) is expected")
+    if labels.dtype.kind not in "iu" or len(labels) != len(images) or labels.min() < 0:
+        raise UserError(f"the labels in {path} are {labels.dtype} {labels.shape}; class numbers from 0 on are expected")
     return Split(
         torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels).long()
     )
@@ -102,7 +118,7 @@ def _read_npz(kind: str, path: Path) -> tuple[Arrays, tuple[str, ...]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {s: (file[f"x_{s}"], file[f"y_{s}"].reshape(-1)) for s in ("train", "test")}, ()
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+    except Exception as error:  # what is damaged may make anything be raised
         raise UserError(f"{path} is no {kind}: x_train, y_train, x_test and y_test are expected in it") from error
 
 
@@ -112,8 +128,6 @@ def _mosaics(path: Path) -> list[Path]:
 
 def _read_mosaics(kind: str, path: Path) -> tuple[Arrays, tuple[str, ...]]:
     """Zips of pictures named split_class_part, in each of which 32×32 images of one class are stacked."""
-    from PIL import Image
-
     parts: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
     for archive in _mosaics(path):
         try:
@@ -122,15 +136,14 @@ def _read_mosaics(kind: str, path: Path) -> tuple[Arrays, tuple[str, ...]]:
                     match = re.fullmatch(r"(train|test)_(\d+)_(\d+)\.\w+", name)
                     if match is None:
                         continue
-                    with Image.open(io.BytesIO(file.read(name))) as picture:
-                        images = np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3)
+                    images = np.asarray(read_picture(file.read(name))).reshape(-1, 32, 32, 3)
                     kept = parts.setdefault(match[1], ([], []))
                     kept[0].append(images)
                     kept[1].append(np.full(len(images), int(match[2]), dtype=np.int64))
-        except (zipfile.BadZipFile, OSError, ValueError) as error:
-            raise UserError(f"{archive} is damaged: {error}") from error
+        except Exception as error:  # what is damaged may make anything be raised
+            raise UserError(f"{archive} is damaged ({error}); get it again") from error
     listing = path / "classes.txt" if path.is_dir() else path.with_name("classes.txt")
-    names = tuple(listing.read_text().split()) if listing.is_file() else ()
+    names = tuple(listing.read_text("utf-8").split()) if listing.is_file() else ()
     return {split: (np.concatenate(x), np.concatenate(y)) for split, (x, y) in parts.items()}, names
 
 
@@ -144,20 +157,24 @@ class _OnlyArrays(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a batch of images")
 
 
+_BATCH = re.compile(r"train|test|data_batch_\d|test_batch|(batches\.)?meta")
+
+
 def _batch_files(path: Path) -> Iterator[tuple[str, bytes]]:
     if path.is_dir():
         for file in sorted(path.rglob("*")):
-            if file.is_file():
+            if _BATCH.fullmatch(file.name) and file.is_file():
                 yield file.name, file.read_bytes()
         return
     try:
         with tarfile.open(path) as archive:
             for member in sorted(archive.getmembers(), key=lambda m: m.name):
-                file_object = archive.extractfile(member) if member.isfile() else None
+                name = Path(member.name).name
+                file_object = archive.extractfile(member) if _BATCH.fullmatch(name) and member.isfile() else None
                 if file_object is not None:
-                    yield Path(member.name).name, file_object.read()
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{path} is no archive of CIFAR batches, or it is cut short") from error
+                    yield name, file_object.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f"{path} is no archive of CIFAR batches, or it is damaged; download it again") from error
 
 
 def _read_batches(kind: str, path: Path) -> tuple[Arrays, tuple[str, ...]]:
@@ -167,8 +184,6 @@ def _read_batches(kind: str, path: Path) -> tuple[Arrays, tuple[str, ...]]:
     names: tuple[str, ...] = ()
     for name, content in _batch_files(path):
         split = "test" if name in ("test", "test_batch") else "train"
-        if not re.fullmatch(r"train|test|data_batch_\d|test_batch|(batches\.)?meta", name):
-            continue
         try:
             batch = _OnlyArrays(io.BytesIO(content), encoding="latin1").load()
             if name_key in batch:
@@ -176,8 +191,10 @@ def _read_batches(kind: str, path: Path) -> tuple[Arrays, tuple[str, ...]]:
                 continue
             images = batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
             labels = batch[label_key]
-        except (pickle.UnpicklingError, EOFError, KeyError, AttributeError, ValueError, TypeError) as error:
-            raise UserError(f"{name} in {path} is no batch of {kind}, or it is damaged ({error})") from error
+        except Exception as error:  # what is damaged may make anything be raised
+            raise UserError(
+                f"{name} in {path} is no batch of {kind}, or it is damaged ({error}); download it again"
+            ) from error
         kept = parts.setdefault(split, ([], []))
         kept[0].append(images)
         kept[1].extend(labels)

@@ -91,3 +91,8 @@ class DataSet(Protocol):
     def train_loader(self, place: Place, augment: Augment, options: DataOptions, size: tuple[int, int]) -> Loader: ...
 
     def test_loader(self, place: Place, options: DataOptions, size: tuple[int, int]) -> Loader: ...
+
+
+def is_utf8(name: str) -> bool:
+    """Whether the name of a set or class can be written into files; disks may hold others."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitrefine.data.dataset import is_utf8
 from vitrefine.data.mapped import MappedSet
-from vitrefine.data.order import held_out
+from vitrefine.data.order import kept_for_testing
 from vitrefine.data.picture import read_picture
 from vitrefine.errors import UserError
 
 EXTENSIONS = (".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_NAMES = ("val", "valid", "validation", "test")
-_TEST_SHARE = 0.2
 _SIZES_LOOKED_AT = 1000
 
 
@@ -66,12 +66,11 @@ def folder_set(name: str, path: Path) -> MappedSet:
     if test_folder is None:
         raise UserError(
             f"{path} holds train but none of {', '.join(TEST_NAMES)}; add one, or give {train_folder} to test on a "
-            "fifth of it"
+            "fifth of it, or rename it if it is a class"
         )
     classes = class_names(train_folder)
-    train = read_folder(train_folder, classes)
-    test_classes = class_names(test_folder)
-    unknown = sorted(set(test_classes) - set(classes))
+    train = _filled(train_folder, classes)
+    unknown = sorted(set(class_names(test_folder, least=1)) - set(classes))
     if unknown:
         shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         raise UserError(f"{test_folder} holds classes that {train_folder} does not ({shown}); name them alike")
@@ -80,9 +79,13 @@ def folder_set(name: str, path: Path) -> MappedSet:
 
 
 def _divided(name: str, path: Path) -> MappedSet:
+    parts = (entry for entry in sorted(path.iterdir()) if entry.name.lower() in TEST_NAMES)
+    part = next(filter(_is_part, parts), None)
+    if part is not None:
+        raise UserError(f"{path} holds {part.name} but no train; call the folder of the training images train")
     classes = class_names(path)
-    every = read_folder(path, classes)
-    for_testing = held_out(every.labels, _TEST_SHARE)
+    every = _filled(path, classes)
+    for_testing = kept_for_testing(every.labels, name)
     train, test = every.part(~for_testing), every.part(for_testing)
     return MappedSet(name, classes, train, test, fingerprint(classes, train, test))
 
@@ -96,6 +99,9 @@ def class_names(folder: Path, least: int = 2) -> tuple[str, ...]:
         raise UserError(f"{folder} is empty; give a folder that holds a folder of images for each class")
     if len(names) < least:
         raise UserError(f"{folder} holds one class only ({names[0]}); at least two are needed to tell apart")
+    unwritable = next((name for name in names if not is_utf8(name)), None)
+    if unwritable is not None:
+        raise UserError(f"the name of the class folder {unwritable!r} in {folder} is no UTF-8; rename it")
     return tuple(names)
 
 
@@ -111,12 +117,39 @@ def read_folder(folder: Path, classes: tuple[str, ...]) -> FolderSource:
     return FolderSource(folder, paths, torch.tensor(labels))
 
 
+def _filled(folder: Path, classes: tuple[str, ...]) -> FolderSource:
+    """All images of classes that must have some."""
+    source = read_folder(folder, classes)
+    filled = set(source.labels.tolist())
+    empty = next((name for label, name in enumerate(classes) if label not in filled), None)
+    if empty is not None:
+        raise UserError(f"{folder / empty} holds no images; add some, or remove it")
+    return source
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a folder looks like one of class folders rather than of images."""
+    entries = list(os.scandir(folder)) if folder.is_dir() else []
+    return any(entry.is_dir() for entry in entries) and not any(_is_image(entry.name) for entry in entries)
+
+
 def _images_below(folder: Path) -> list[str]:
     found = []
-    for here, _, files in os.walk(folder, followlinks=True):
+    been = set(folder.resolve().parents)  # where no link may lead, or folders would have no end
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
+        place = Path(here).resolve()
+        if place in been:
+            folders.clear()
+            continue
+        been.add(place)
+        folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(here, folder)
         found += [name if below == "." else f"{below}/{name}" for name in files if _is_image(name)]
     return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _is_image(name: str) -> bool:

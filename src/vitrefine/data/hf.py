@@ -16,13 +16,12 @@ from torch import Tensor
 
 from vitrefine.data.folder import TEST_NAMES
 from vitrefine.data.mapped import MappedSet
-from vitrefine.data.order import held_out
+from vitrefine.data.order import kept_for_testing
 from vitrefine.data.picture import BrokenImage, read_picture
 from vitrefine.errors import UserError
 
 _IMAGE_NAMES = ("image", "img", "picture", "pixel_values")
 _LABEL_NAMES = ("label", "labels", "fine_label", "cls", "class")
-_TEST_SHARE = 0.2
 
 
 class HubSource:
@@ -58,7 +57,7 @@ def hub_set(name: str, text: str) -> MappedSet:
     digest.update(str(table._fingerprint).encode() + labels.numpy().tobytes())
     train = HubSource(f"{text} train", _undecoded(table, image_column), image_column, labels)
     if test_part is None:
-        chosen = held_out(labels, _TEST_SHARE)
+        chosen = kept_for_testing(labels, name)
         return MappedSet(name, classes, _part(train, ~chosen), _part(train, chosen), digest.hexdigest()[:16])
     tested = parts[test_part]
     missing = {image_column, label_column} - set(tested.column_names)
@@ -73,7 +72,7 @@ def hub_set(name: str, text: str) -> MappedSet:
 def _load(text: str) -> Mapping[str, Any]:
     import datasets
 
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     try:
         if path.exists():
             loaded = datasets.load_from_disk(os.fspath(path))
@@ -111,16 +110,15 @@ def _labels(
         named = tuple(map(str, names))
         numbers = [-1 if value is None else int(value) for value in values]
     else:
-        shown = [str(value) for value in values]
-        named = tuple(sorted(set(shown), key=lambda value: (not value.isdecimal(), len(value), value)))
-        named = classes or named
+        shown = {str(value) for value in values if value is not None}
+        named = classes or tuple(sorted(shown, key=lambda value: (not value.isdecimal(), len(value), value)))
         place = {value: number for number, value in enumerate(named)}
-        numbers = [place.get(value, -1) for value in shown]
+        numbers = [-1 if value is None else place.get(str(value), -1) for value in values]
     if classes is not None and named != classes:
         raise UserError(f"the classes of training and testing differ in {text}; name them alike")
     if min(numbers) < 0:
         row = next(i for i, number in enumerate(numbers) if number < 0)
-        raise UserError(f"row {row} of {text} has no label that is known ({values[row]!r}); choose a part with labels")
+        raise UserError(f"row {row} of {text} has no label that is known ({values[row]!r}); choose another data set")
     if len(named) < 2:
         raise UserError(f"{text} holds one class only ({named[0]}); at least two are needed to tell apart")
     return torch.tensor(numbers, dtype=torch.long), named

@@ -1,10 +1,11 @@
 """From the text that names a data set to the set."""
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from vitrefine.data.dataset import DataSet
+from vitrefine.data.dataset import DataSet, is_utf8
 from vitrefine.errors import UserError
 
 FORMS = {
@@ -22,23 +23,36 @@ FORMS = {
 
 def open_data(text: str) -> DataSet:
     """Open the data set that a text names; the forms are those of `FORMS`, or the path of an existing folder."""
+    if not is_utf8(text):
+        raise UserError(f"{text!r} is no UTF-8, in which a run's files are written; rename the folder")
     kind, colon, rest = text.partition(":")
     if text == "digits":
         return _digits(text, rest)
     if kind in _OPENERS and colon:
         if not rest:
             raise UserError(f"{text!r} names no data; write {_form(kind)}")
-        return _OPENERS[kind](text, rest)
+        return _opened(kind, text, rest)
     if text and Path(text).is_dir():
-        return _OPENERS["folder"](text, text)
+        return _opened("folder", text, text)
     if kind in _OPENERS:
         raise UserError(f"{text!r} names no data; write {_form(kind)}")
     forms = ", ".join(FORMS)
     raise UserError(f"there is no data set or folder {text!r}; give one of {forms}, or the path of an image folder")
 
 
+def _opened(kind: str, text: str, rest: str) -> DataSet:
+    try:
+        return _OPENERS[kind](text, rest)
+    except OSError as error:
+        raise UserError(f"{text} cannot be read ({error}); see that all of it is there and may be read") from error
+
+
 def _form(kind: str) -> str:
     return next(form for form in FORMS if form.partition(":")[0] == kind)
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text))  # pathlib's raises where there is no such user
 
 
 def _need(package: str, text: str) -> None:
@@ -57,13 +71,13 @@ def _cifar(text: str, path: str) -> DataSet:
     from vitrefine.data.arrays import cifar
     from vitrefine.data.memory import MemorySet
 
-    return MemorySet(text, cifar(text.partition(":")[0], Path(path).expanduser()))
+    return MemorySet(text, cifar(text.partition(":")[0], _path(path)))
 
 
 def _folder(text: str, path: str) -> DataSet:
     from vitrefine.data.folder import folder_set
 
-    return folder_set(text, Path(path).expanduser())
+    return folder_set(text, _path(path))
 
 
 def _shards(text: str, pattern: str) -> DataSet:
@@ -84,7 +98,7 @@ def _imagenet(text: str, path: str) -> DataSet:
     from vitrefine.data.imagenet import imagenet_a_set, imagenet_set, imagenet_v2_set
 
     opener = {"imagenet": imagenet_set, "imagenet-v2": imagenet_v2_set, "imagenet-a": imagenet_a_set}
-    return opener[text.partition(":")[0]](text, Path(path).expanduser())
+    return opener[text.partition(":")[0]](text, _path(path))
 
 
 _OPENERS: dict[str, Callable[[str, str], DataSet]] = {

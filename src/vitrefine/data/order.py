@@ -7,6 +7,7 @@ from torch import Tensor
 from vitrefine.data.dataset import Place
 from vitrefine.errors import UserError
 
+TEST_SHARE = 0.2  # of a set that comes without a test part
 _HELD_OUT_SEED = 20210607  # the images held out are the same whatever a run's seed, so that runs can be paired
 
 
@@ -62,3 +63,10 @@ def held_out(labels: Tensor, share: float) -> Tensor:
             f"a validation share of {share} of {len(labels)} images leaves one part empty; change the share"
         )
     return chosen
+
+
+def kept_for_testing(labels: Tensor, name: str) -> Tensor:
+    """Which images (N,) of a set without a test part are for testing."""
+    if int(len(labels) * TEST_SHARE) == 0:
+        raise UserError(f"{name} has too few images ({len(labels)}) to keep a fifth for testing; add some")
+    return held_out(labels, TEST_SHARE)

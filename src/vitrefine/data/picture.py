@@ -27,7 +27,7 @@ def read_picture(source: Path | str | bytes | Image.Image) -> Image.Image:
         raise BrokenImage("too large") from error
     except OSError as error:
         raise BrokenImage("truncated" if "truncated" in str(error).lower() else "damaged") from error
-    except (SyntaxError, ValueError, IndexError, TypeError, EOFError, StructError) as error:
+    except (SyntaxError, ValueError, IndexError, TypeError, EOFError, RuntimeError, StructError) as error:
         # Pillow's readers raise these on files whose beginning is right and whose inside is not.
         raise BrokenImage("damaged") from error
 
@@ -44,7 +44,7 @@ def _content(path: Path | str) -> bytes:
 
 def _rgb(picture: Image.Image) -> Image.Image:
     upright = ImageOps.exif_transpose(picture)
-    if upright.mode.startswith("I"):
+    if upright.mode.startswith(("I", "F")):
         upright = _eight_bits(upright)
     elif upright.mode == "P" and "transparency" in upright.info:
         upright = upright.convert("RGBA")
@@ -52,8 +52,10 @@ def _rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:
-    """Grey of sixteen bits, which Pillow would clip at 255."""
-    values = np.asarray(picture).astype(np.int64)
-    if picture.mode.startswith("I;16") or values.max(initial=0) > 255:
+    """Grey of sixteen bits, or of decimals up to one, which Pillow would clip at 255."""
+    values = np.nan_to_num(np.asarray(picture))
+    if picture.mode == "F":
+        values = values * (255 if values.max(initial=0) <= 1 else 1)
+    elif picture.mode.startswith("I;16") or values.max(initial=0) > 255:
         values = values >> 8
     return Image.fromarray(values.clip(0, 255).astype(np.uint8))

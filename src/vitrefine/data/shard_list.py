@@ -11,10 +11,9 @@ import lzma
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from vitrefine.data.broken import Broken
@@ -71,7 +70,8 @@ def expand(pattern: str) -> tuple[str, ...]:
 
 def look_into(urls: tuple[str, ...]) -> tuple[Shards, tuple[str, ...]]:
     """Count the images of shards and find the names of their classes."""
-    sizes = [_table(os.path.dirname(url), "sizes.json").get(os.path.basename(url)) for url in urls]
+    tables = {folder: _table(folder, "sizes.json") for folder in {os.path.dirname(url) for url in urls}}
+    sizes = [tables[os.path.dirname(url)].get(os.path.basename(url)) for url in urls]
     classes = _lines(os.path.dirname(urls[0]), "classes.txt")
     known = tuple(size for size in sizes if size is not None)
     if len(known) == len(urls) and classes:
@@ -85,8 +85,13 @@ def look_into(urls: tuple[str, ...]) -> tuple[Shards, tuple[str, ...]]:
     with ThreadPoolExecutor(_THREADS) as pool:
         contents = list(pool.map(_look_through, urls))
     if not any(content.images for content in contents):
-        raise UserError(f"{urls[0]} and the shards like it hold no images with labels (key.jpg beside key.cls)")
-    return _counted(urls, contents), classes or _class_names(set().union(*(content.labels for content in contents)))
+        if all(content.damaged for content in contents):
+            raise UserError(f"{urls[0]} and the shards like it are no tar files, or damaged; make or fetch them again")
+        raise UserError(f"{urls[0]} and the shards like it hold no images; put key.jpg beside key.cls in them")
+    labels = set().union(*(content.labels for content in contents))
+    if not classes and not labels:
+        raise UserError(f"the images in {urls[0]} and the shards like it have no labels; put key.cls beside key.jpg")
+    return _counted(urls, contents), classes or _class_names(labels)
 
 
 def _counted(urls: tuple[str, ...], contents: list[_Content]) -> Shards:
@@ -101,9 +106,17 @@ def _counted(urls: tuple[str, ...], contents: list[_Content]) -> Shards:
 
 
 def _class_names(labels: set[str]) -> tuple[str, ...]:
+    """Classes as labels name them; numbers are those of classes, of which some may be missing."""
     if all(label.isdecimal() for label in labels):
         return tuple(str(i) for i in range(max(map(int, labels)) + 1))
     return tuple(sorted(labels))
+
+
+def class_number(label: str, numbers: Mapping[str, int]) -> int | None:
+    """The class that a label means, by its name or else by its number; None if there is none such."""
+    if label in numbers:
+        return numbers[label]
+    return int(label) if label.isdecimal() and int(label) < len(numbers) else None
 
 
 def _look_through(path: str) -> _Content:
@@ -114,6 +127,8 @@ def _look_through(path: str) -> _Content:
                 label = label_text({suffix: file.read() for suffix, file in sample.files.items() if suffix in LABELS})
                 content.images += 1
                 content.labels |= {label} if label is not None else set()
+    except PermissionError:
+        raise  # nothing is wrong with the shard
     except READ_ERRORS:
         content.damaged = True
     return content
@@ -167,7 +182,7 @@ def label_text(files: dict[str, bytes]) -> str | None:
     """The label of a sample as it is written: in key.cls, or under "label" or "cls" in key.json."""
     try:
         if "cls" in files:
-            return files["cls"].decode().strip()
+            return files["cls"].decode().strip() or None
         described = json.loads(files["json"]) if "json" in files else {}
     except ValueError:  # no text, or no JSON
         return None
@@ -179,7 +194,6 @@ def _is_local(url: str) -> bool:
     return ":" not in url.split("/", 1)[0]
 
 
-@lru_cache(maxsize=64)
 def _table(folder: str, name: str) -> dict[str, int]:
     text = _text(folder, name)
     try:

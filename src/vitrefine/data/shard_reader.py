@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitrefine.data.broken import Broken
 from vitrefine.data.picture import BrokenImage, read_picture
-from vitrefine.data.shard_list import DAMAGED, READ_ERRORS, Shards, TarSample, label_text, samples_of
+from vitrefine.data.shard_list import DAMAGED, READ_ERRORS, Shards, TarSample, class_number, label_text, samples_of
 from vitrefine.data.sharding import Piece
 
 
@@ -119,7 +119,7 @@ class ShardReader:
         text = label_text(sample.files)
         if text is None:
             raise BrokenImage("without a label")
-        number = int(text) if text.isdecimal() else self._number.get(text)
-        if number is None or number >= len(self._number):
+        number = class_number(text, self._number)
+        if number is None:
             raise BrokenImage("of an unknown class")
         return number

@@ -16,9 +16,9 @@ from vitrefine.data.broken import Broken, BrokenCount
 from vitrefine.data.dataset import Batch, Loader, Place
 from vitrefine.data.finish import Finish
 from vitrefine.data.options import Augment, DataOptions, check_size
-from vitrefine.data.order import seed_of
+from vitrefine.data.order import TEST_SHARE, seed_of
 from vitrefine.data.pillow import Transform, chance_from, testing_transform, training_transform
-from vitrefine.data.shard_list import Shards, expand, look_into
+from vitrefine.data.shard_list import Shards, class_number, expand, look_into
 from vitrefine.data.shard_reader import Decoded, ShardReader, buffered_order
 from vitrefine.data.sharding import (
     Stretch,
@@ -31,7 +31,6 @@ from vitrefine.data.sharding import (
 from vitrefine.data.workers import Desk, WorkerBatch
 from vitrefine.errors import UserError
 
-_TEST_SHARE = 0.2
 _BUFFER = 2000  # samples, still encoded, among which a worker picks at random
 
 
@@ -41,12 +40,16 @@ def shard_set(name: str, text: str) -> "ShardSet":
     if not train_pattern or (double_colon and not test_pattern):
         raise UserError(f"{name!r} names no shards; write wds:TRAIN.tar or wds:TRAIN.tar::TEST.tar")
     train, classes = look_into(expand(train_pattern))
-    if test_pattern:
-        test, _ = look_into(expand(test_pattern))
-    else:
-        train, test = _divided(train, _TEST_SHARE)
     if len(classes) < 2:
         raise UserError(f"{name} holds one class only; at least two are needed to tell apart")
+    if test_pattern:
+        test, tested = look_into(expand(test_pattern))
+        numbers = {known: number for number, known in enumerate(classes)}
+        unknown = next((label for label in reversed(tested) if class_number(label, numbers) is None), None)
+        if unknown is not None:
+            raise UserError(f"{test_pattern} holds a class that {train_pattern} does not ({unknown}); label them alike")
+    else:
+        train, test = _divided(train, TEST_SHARE)
     return ShardSet(name, classes, train, test)
 
 

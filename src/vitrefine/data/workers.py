@@ -1,5 +1,6 @@
 """Batches out of worker processes: how they are asked for, handed over, counted and finished on the device."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,14 +65,25 @@ class Desk:
                 yield Batch(self.finish.normalise(read.images), read.labels, read.numbers)
 
     def _read(self, data: Dataset, order: dict[str, Any]) -> Iterator[WorkerBatch]:
-        loader: DataLoader = DataLoader(
-            data,
-            num_workers=self.workers,
-            pin_memory=self.place.device.type == "cuda",
-            generator=torch.Generator(),  # else it draws from the process's own, which is the model's
-            **order,
-        )
-        for read in loader:
+        with warnings.catch_warnings():
+            # More workers than cores are slower, and still what a stream's order was made for.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            batches: Iterator[WorkerBatch] = iter(
+                DataLoader(
+                    data,
+                    num_workers=self.workers,
+                    pin_memory=self.place.device.type == "cuda",
+                    generator=torch.Generator(),  # else it draws from the process's own, which is the model's
+                    worker_init_fn=_keep_quiet,
+                    **order,
+                )
+            )
+        for read in batches:
             self.broken.add(read.broken)
             images, labels, numbers = (x.to(self.place.device, non_blocking=True) for x in read[:3])
             yield WorkerBatch(images, labels, numbers, read.broken)
+
+
+def _keep_quiet(_: int) -> None:
+    """Pillow warns of notes in a file that it cannot read, such as a camera's; the picture is there all the same."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")

@@ -88,9 +88,9 @@ def read_document(file: Path | Traversable, origin: str) -> Document:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{origin} is no text, so it is no recipe") from error
+        raise UserError(f"{origin} is no text, so it is no recipe; give a YAML file") from error
     except OSError as error:
-        raise UserError(f"{origin} cannot be read: {error.strerror}") from error
+        raise UserError(f"{origin} cannot be read ({error.strerror}); see that you may read it") from error
     document = _parse(text, origin, lines=True)
     if not isinstance(document.settings, dict):
         raise UserError(f"{origin} holds no settings; a recipe has lines such as epochs: 300")

@@ -172,12 +172,13 @@ def _read(name: str, beside: Path, extended: tuple[str, ...]) -> Document:
     """A recipe on top of the one that it extends."""
     shipped = _shipped()
     file: Path | Traversable = shipped[name] if name in shipped else beside / name
-    if str(file) in extended:
+    if os.path.realpath(str(file)) in map(os.path.realpath, extended):
         raise UserError(f"{extended[-1]} extends {name}, which extends it in turn; end the circle")
     if name not in shipped and not os.path.isfile(str(file)):  # which is False, too, for what can be no file's name
         among = nearest(name, shipped)
+        asked = f"{extended[-1]} extends what is not there: " if extended else ""
         raise UserError(
-            f"there is no recipe {name!r}{f', but {among}' if among else ''}; "
+            f"{asked}there is no recipe {name!r}{f', but {among}' if among else ''}; "
             f"give a YAML file or one of {', '.join(recipe_names())}"
         )
     document = read_document(file, f"recipe {name}" if name in shipped else str(file))
