@@ -9,7 +9,14 @@ from vitrefine.train.defaults import default_folder, default_recipe
 
 @pytest.mark.parametrize(
     ("data", "recipe"),
-    [("digits", "digits"), ("cifar10:x", "cifar"), ("cifar100:y/z", "cifar"), ("folder:x", "deit"), ("photos", "deit")],
+    [
+        ("digits", "digits"),
+        ("cifar10:x", "cifar"),
+        ("cifar100:y/z", "cifar"),
+        ("folder:x", "deit"),
+        ("photos", "deit"),
+        ("wds:x", "deit_cb_small"),
+    ],
 )
 def test_recipes(data, recipe):
     assert default_recipe(data) == recipe
@@ -22,7 +29,7 @@ def test_recipes(data, recipe):
         ("vit_tiny_patch16_224(depth=2)+cb_s", "cifar10:/data/x", "vit_tiny_patch16_224-depth-2-cb_s-cifar10-s3"),
         ("lit_ti", "folder:/data/photos/", "lit_ti-photos-s3"),
         ("lit_ti", "/data/photos", "lit_ti-photos-s3"),
-        ("lit_ti", "wds:/d/train-{00..99}.tar::/d/val.tar", "lit_ti-train-00..99-.tar-s3"),
+        ("lit_ti", "wds:/d/train-{00..99}.tar::/d/val.tar", "lit_ti-train-s3"),
         ("hf:google/vit", "hf:owner/beans", "hf-google-vit-beans-s3"),
     ],
 )

@@ -215,6 +215,16 @@ def test_weights_to_start_from(done, small_job, tmp_path):
         train(small_job(tmp_path / "other", spec=finer, weights=str(source)))
 
 
+def test_weights_keep_their_patches(small_job, tmp_path):
+    """A run on small images has smaller patches than its spec's name says; the same spec goes on from there."""
+    few = ("epochs=1", "schedule.warmup_epochs=0")
+    spec, notes = "vit_tiny_patch16_224(depth=1,embed_dim=24,num_heads=3)", Notes()
+    train(small_job(tmp_path / "first", *few, spec=spec))
+    train(small_job(tmp_path / "second", *few, spec=f"{spec}+cb_s", weights=str(tmp_path / "first")), watch=notes)
+    assert notes.said[0].endswith("new: blocks.0.mlp.broadcast.scale")
+    assert "patch_size=4" in read_run(tmp_path / "second").spec
+
+
 def test_images_are_normalised_as_weights_are_used_to(small_job, tmp_path):
     generator = np.random.default_rng(0)
     images, labels = generator.integers(0, 256, (128, 32, 32, 3), np.uint8), np.arange(128) % 10

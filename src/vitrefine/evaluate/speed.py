@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from vitrefine.evaluate.subject import Subject
+from vitrefine.train.device import in_words
 from vitrefine.train.memory import forget_peak, peak_of
 
 PERCENTILES = (50, 90, 99)
@@ -51,16 +52,6 @@ def measure_speed(subject: Subject, *, batch: int = 64, seconds: float = _SECOND
         runs=min(len(many), len(single)),
         memory_mib=round(memory, 1),
     )
-
-
-def in_words(device: torch.device) -> str:
-    """A device by its name."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type != "cpu":
-        return device.type
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def _times(subject: Subject, batch: int, seconds: float) -> np.ndarray:

@@ -21,8 +21,9 @@ from vitrefine.evaluate.open import open_subject
 from vitrefine.evaluate.predictions import Examiner, Watcher, silent
 from vitrefine.evaluate.rfc import RATIOS, calibrate
 from vitrefine.evaluate.robustness import REPEATS, measure_robustness, usual_trials
-from vitrefine.evaluate.speed import in_words, measure_speed
+from vitrefine.evaluate.speed import measure_speed
 from vitrefine.evaluate.subject import Subject, subject_of
+from vitrefine.train.device import in_words
 
 SUITES = PARTS
 

@@ -5,12 +5,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-import torch
-
 from vitrefine import __version__
 from vitrefine.data.dataset import DataSet
 from vitrefine.errors import UserError
 from vitrefine.files import replace_file
+from vitrefine.train.device import in_words
 from vitrefine.train.fit import Fit
 from vitrefine.train.job import Job, Line
 from vitrefine.train.lock import FolderLock
@@ -63,14 +62,12 @@ def open_folder(setup: Setup, about: Line) -> None:
 
 def _describe(job: Job, setup: Setup) -> Line:
     accelerator = setup.accelerator
-    cuda = accelerator.device.type == "cuda"
-    device = torch.cuda.get_device_name(accelerator.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     libraries = {name: version(name) for name in ("torch", "timm", "accelerate", "numpy")}
     return {
         "size": list(setup.fit.size),
         "params": setup.params,
         "macs": setup.macs,
-        "device": device,
+        "device": in_words(accelerator.device),
         "processes": accelerator.num_processes,
         "at_once": job.at_once,
         "precision": accelerator.mixed_precision,

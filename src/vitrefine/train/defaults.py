@@ -9,6 +9,8 @@ RUNS = Path("runs")
 def default_recipe(data: str) -> str:
     """The shipped recipe for a data set, by its text."""
     kind = data.partition(":")[0]
+    if kind == "wds":
+        return "deit_cb_small"  # deit, but for its repeated images, which a stream does not have
     return "cifar" if kind.startswith("cifar") else "digits" if kind == "digits" else "deit"
 
 
@@ -16,7 +18,8 @@ def default_folder(spec: str, data: str, seed: int) -> Path:
     """`runs/vit_tiny_patch16_224-cb-digits-s0`."""
     kind, _, place = data.partition(":")
     name = kind if kind.startswith(("cifar", "digits", "imagenet")) or not place else Path(place.split("::")[0]).name
-    return RUNS / f"{_slug(spec)}-{_slug(Path(name).name)}-s{seed}"
+    name = re.split(r"[*?{[]", Path(name).name)[0]  # of shards, what comes before their numbers
+    return RUNS / f"{_slug(spec)}-{_slug(name)}-s{seed}"
 
 
 def _slug(text: str) -> str:
