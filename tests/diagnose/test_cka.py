@@ -95,3 +95,21 @@ def test_evolution() -> None:
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
     assert found[0] == 1
     assert evolution([gram(torch.ones(8, 2))] * 2).isnan().all()  # nothing evolves where nothing differs
+
+
+def test_few_images_draw_the_plain_estimate_to_one_and_scatter_the_unbiased_one() -> None:
+    """Of features that have nothing in common, far wider than there are images."""
+    plain, scatter = {}, {}
+    for images in (4, 32):
+        pairs = [(features(images, 4096, seed=2 * i), features(images, 4096, seed=2 * i + 1)) for i in range(50)]
+        plain[images] = min(linear_cka(x, y) for x, y in pairs)
+        found = []
+        for x, y in pairs:
+            cka = MinibatchCka()
+            cka.update([gram(x), gram(y)])
+            found.append(cka.compute()[0, 1])
+        scatter[images] = torch.stack(found)
+    assert min(plain.values()) > 0.95
+    assert scatter[4].std() > 0.4
+    assert scatter[32].std() < 0.1
+    assert scatter[32].mean().abs() < 0.05

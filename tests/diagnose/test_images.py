@@ -32,6 +32,28 @@ def test_a_plain_folder(tmp_path: Path) -> None:
     torch.testing.assert_close(sample.for_model(GIVEN)[:, 2], torch.full((5, 32, 32), 2.0))
 
 
+def test_hidden_files_are_no_images(tmp_path: Path) -> None:
+    """A Mac puts one beside every file on a disk that is not its own."""
+    for name in ("a", "b"):
+        Image.new("RGB", (40, 50)).save(tmp_path / f"{name}.png")
+        (tmp_path / f"._{name}.png").write_bytes(b"Mac OS X")
+    assert len(sample_images(str(tmp_path), 5, GIVEN).pictures) == 2
+
+
+@pytest.mark.parametrize(("broken", "count"), [(104, 320), (0, 1)])
+def test_a_batch_of_which_nothing_can_be_read(tmp_path: Path, broken: int, count: int) -> None:
+    """The last one has one image, and so has one of a single image."""
+    for part, count in (("train", 2), ("val", 105)):
+        for number in range(count):
+            folder = tmp_path / part / str(number * 2 // count)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number:03d}.bmp")
+    (tmp_path / "val" / str(broken * 2 // 105) / f"{broken:03d}.bmp").write_bytes(b"")
+    pictures = sample_images(str(tmp_path), count, GIVEN).pictures
+    expected = [number for number in range(105) if number != broken][:count]
+    assert (pictures[:, 0].amax(dim=(1, 2)) * 255).round().tolist() == expected
+
+
 def test_a_broken_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"bad\.png cannot be read \(not an image\)"):

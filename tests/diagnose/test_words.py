@@ -77,6 +77,22 @@ def test_features_that_settle() -> None:
     assert sentence.startswith("features change up to the last block: those of block 2 have a CKA of 0.30")
 
 
+def test_features_that_are_all_the_same() -> None:
+    assert findings({}, SimilarityMatrix(list("abcdef"), torch.zeros(6, 6))) == []
+
+
+def test_few_images_are_said_to_be_few() -> None:
+    alike = SimilarityMatrix(list("abcdef"), torch.ones(6, 6))
+    settled, warning = findings({}, alike, 8)
+    assert settled.startswith("features settle")
+    assert warning == (
+        "8 images are few for CKA, which scatters widely, and for F, which is drawn towards 1; "
+        "give 32 or more to rely on them"
+    )
+    assert findings({}, alike, 32) == [settled]
+    assert findings({}, None, 3) == ["CKA and F are left out, for they need 4 images or more"]
+
+
 def test_contrasts() -> None:
     first, second = entropy(0.9, 0.9), entropy(0.6, 0.8)
     first["distance"], second["distance"] = profile("distance", [0.5]), profile("distance", [0.6])

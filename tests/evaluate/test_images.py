@@ -1,8 +1,13 @@
 """Which images are tested, and that their pixels are the bytes of the set."""
 
+import io
+import tarfile
+
 import pytest
 import torch
+from PIL import Image
 
+from vitrefine.data.open import open_data
 from vitrefine.errors import UserError
 from vitrefine.evaluate.images import ImageSet
 
@@ -69,3 +74,72 @@ def test_padding_is_black_around_the_whole_image(data):
 def test_complaints(data):
     with pytest.raises(UserError, match="--limit is 0"):
         make(data, limit=0)
+
+
+IMAGES = 200
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Red tells an image's number, its class the half that it is in."""
+    root = tmp_path_factory.mktemp("pictures")
+    for part, count in (("train", 2), ("val", IMAGES)):
+        for number in range(count):
+            folder = root / part / str(number * 2 // count)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number:03d}.bmp")
+    return root
+
+
+@pytest.mark.parametrize("limit", [None, 30, 120])
+@pytest.mark.parametrize("broken", [(0,), (0, 1), (100,), (101,), (100, 101), (198, 199)])
+def test_a_broken_image_costs_no_other_its_place(pictures, broken, limit):
+    """Batches are of two images, so a pair of broken ones is a batch that does not come at all."""
+    chosen = set(numbers(make(open_data(str(pictures)), limit=limit, batch=2)))
+    files = [pictures / "val" / str(number * 2 // IMAGES) / f"{number:03d}.bmp" for number in broken]
+    contents = [file.read_bytes() for file in files]
+    try:
+        for file in files:
+            file.write_bytes(b"")
+        images = make(open_data(str(pictures)), limit=limit, batch=2)
+        whole = list(images.batches((8, 8), 1.0))
+        assert [number for _, shown in whole for number in shown.index.tolist()] == sorted(chosen - {*broken})
+        for _, shown in whole:
+            assert (shown.pixels[:, 0] * 255).round().amax(dim=(1, 2)).tolist() == shown.index.tolist()
+            assert (shown.index * 2 // IMAGES).tolist() == shown.targets.tolist()
+        for done in (1, len(whole) // 2, len(whole) // 2 + 2, len(whole) - 1):
+            rest = images.batches((8, 8), 1.0, whole[done - 1][0])
+            found = [number for _, shown in [*whole[:done], *rest] for number in shown.index.tolist()]
+            assert set(found) == chosen - {*broken}
+    finally:
+        for file, content in zip(files, contents, strict=True):
+            file.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    pytest.importorskip("webdataset")
+    root = tmp_path_factory.mktemp("shards")
+    for part, count in (("train", 2), ("test", IMAGES)):
+        with tarfile.open(root / f"{part}.tar", "w") as archive:
+            for number in range(count):
+                picture = io.BytesIO()
+                Image.new("RGB", (8, 8), (number, 0, 0)).save(picture, "BMP")
+                broken = part == "test" and number in (4, 5)
+                for ending, content in (
+                    ("bmp", b"x" if broken else picture.getvalue()),
+                    ("cls", str(number % 2).encode()),
+                ):
+                    member = tarfile.TarInfo(f"{number:03d}.{ending}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return open_data(f"wds:{root}/train.tar::{root}/test.tar")
+
+
+def test_of_shards_the_same_come_whoever_reads_them(shards):
+    """Each process reads a stretch of its own, so batches hold other images."""
+    alone, together = (make(shards, limit=60, batch=2, workers=workers) for workers in (0, 2))
+    found = [sorted(numbers(images)) for images in (alone, together)]
+    assert found[0] == found[1]
+    assert 58 <= len(found[0]) <= 60
+    assert alone.dealt != together.dealt

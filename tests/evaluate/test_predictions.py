@@ -168,6 +168,28 @@ def test_parts_of_another_batch_size_are_not_mixed_in(examiner, data, tmp_path):
     assert same(found, examiner().predict())
 
 
+@pytest.mark.parametrize("limit", [None, 60])
+def test_interrupted_beside_broken_images(examiner, tmp_path, limit):
+    """Two of them are a batch of which nothing comes: what is kept and what is read later must still fit together."""
+    for part, count in (("train", 10), ("val", 200)):
+        for i in range(count):
+            place = tmp_path / "data" / part / str(i * 10 // count)
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (i, 255 - i, 0)).save(place / f"{i:03d}.bmp")
+    for i in (40, 41):
+        (tmp_path / "data" / "val" / "2" / f"{i:03d}.bmp").write_bytes(b"")
+    data = open_data(str(tmp_path / "data"))
+    options = {"size": (8, 8), "batch": 2, "limit": limit}
+    whole = examiner(None, data, **options).predict()
+    assert (whole.index * 10 // 200).tolist() == whole.target.tolist()
+    assert not {40, 41} & set(whole.index.tolist())
+    for after in (5, 19, 20, 21, 30, 70):
+        cache = Cache(tmp_path / f"cache{after}")
+        with pytest.raises(KeyboardInterrupt):
+            examiner(None, Interrupted(data, after), cache=cache, **options).predict()
+        assert same(examiner(None, data, cache=cache, **options).predict(), whole)
+
+
 def test_images_seen_twice_count_once():
     columns = {"index": np.array([3, 1, 3, 2]), "loss": np.array([0.3, 0.1, 0.3, 0.2])}
     assert module._in_order(columns)["loss"].tolist() == [0.1, 0.2, 0.3]

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 import vitrefine
+from vitrefine.diagnose.named import run_of
 from vitrefine.errors import UserError
 from vitrefine.evaluate.attacks import FGSM
 from vitrefine.evaluate.images import Shown
-from vitrefine.evaluate.open import open_subject, run_of
+from vitrefine.evaluate.open import open_subject
 from vitrefine.evaluate.speed import measure_speed
 from vitrefine.evaluate.subject import subject_of
 
@@ -113,7 +114,6 @@ def test_runs(model, large, tmp_path):
     for text in (str(tmp_path), str(tmp_path / "model.safetensors")):
         assert run_of(text).data == "digits"
         assert open_subject(text, large, device="cpu").name == "vit+cb"
-    assert run_of(str(tmp_path / "other.safetensors")) is None
 
 
 def test_specs_need_weights(large):

@@ -37,6 +37,27 @@ def test_a_checkpoint_beside_a_spec(tmp_path: Path) -> None:
     assert len(models) == 2
 
 
+def make_run(folder: Path, data: str) -> None:
+    folder.mkdir()
+    about = {"spec": VIT, "base_spec": VIT, "data": data, "fingerprint": "", "recipe": "", "seed": 0}
+    (folder / "run.json").write_text(json.dumps({**about, "status": "finished"}))
+    vitrefine.save(vitrefine.create(VIT), folder / "model.safetensors")
+
+
+def test_a_run_knows_its_data(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "digits")
+    result = run("run", "+cb", "--images", "4", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "4 images, the run in run\n" in result.stdout
+    assert "diagnosis · digits · 4 images" in (tmp_path / "diagnosis.html").read_text()
+    make_run(tmp_path / "other", "cifar100:gone")
+    result = run("run", "other", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "vitrefine: run is a run on digits and other one on cifar100:gone; say with --data on which images to look\n"
+    )
+
+
 def test_csv_and_a_modification(tmp_path: Path) -> None:
     result = run(VIT, "+refiner", "--data", "digits", "--images", "8", "--csv", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -49,7 +70,9 @@ def test_csv_and_a_modification(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ((VIT,), "say on which images to look, with --data"),
+        ((VIT,), "is no run, which would know its data; say with --data on which images to look"),
+        (("runs/gone",), "there is no folder runs/gone; give the folder of a run"),
+        ((VIT, "runs/gone", "--data", "digits"), "there is no folder runs/gone; give the folder of a run"),
         (("vit_tinny_patch16_224", "--data", "digits"), "vit_tinny_patch16_224"),
         (("gone.safetensors", "--data", "digits"), "there is no file gone.safetensors"),
         ((VIT, "--data", "nowhere"), "there is no data set or folder 'nowhere'"),

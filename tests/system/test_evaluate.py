@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from torch import OutOfMemoryError
+from typer.main import get_command
 
+from vitrefine.cli.app import app
 from vitrefine.cli.evaluate import evaluate as evaluate_command
 from vitrefine.errors import UserError
+from vitrefine.evaluate.cache import default_folder
 
 SPEC = "vit_tiny_patch16_224(patch_size=8,depth=1,embed_dim=24,num_heads=3)"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "COLUMNS": "200"}
@@ -103,6 +106,8 @@ def test_complaints(trained, tmp_path):
     assert complaint(tmp_path, SPEC, "--data", "digits").startswith(f"vitrefine: {SPEC} is a spec, and its weights")
     assert "say with --data what to test it on" in complaint(tmp_path, SPEC, "--pretrained")
     assert "there is no file no.safetensors" in complaint(tmp_path, "no.safetensors", "--data", "digits")
+    assert "there is no folder runs/gone; give the folder of a run" in complaint(tmp_path, "runs/gone")
+    assert "there is no file no.safetensors" in complaint(tmp_path, "no.safetensors")
     assert "there is no suite 'fast'" in complaint(tmp_path, model, "--suite", "fast")
     assert "--out takes a file" in complaint(tmp_path, model, "--out", str(tmp_path))
     assert "cannot take images of 30×30 pixels" in complaint(tmp_path, model, "--size", "30")
@@ -141,6 +146,13 @@ def test_too_little_memory(monkeypatch):
     monkeypatch.setattr("vitrefine.evaluate.suite.evaluate", greedy)
     with pytest.raises(UserError, match="64 images at once need too much memory; give a smaller --batch"):
         evaluate_command("model", data="digits")
+
+
+def test_help_says_where_the_cache_is(monkeypatch):
+    for name in ("VITREFINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (cache,) = (option for option in get_command(app).commands["evaluate"].params if option.name == "cache")
+    assert f"{Path('~') / default_folder().relative_to(Path.home())} if left out" in cache.help
 
 
 def test_help_has_examples_and_no_torch():

@@ -15,9 +15,11 @@ def diagnose(
         str | None, typer.Argument(metavar="SECOND", help="Another, to be put beside it; +MOD continues the first.")
     ] = None,
     data: Annotated[
-        str,
-        typer.Option("--data", metavar="DATA", help="As for train, or a plain folder of images.", show_default=False),
-    ] = "",
+        str | None,
+        typer.Option(
+            "--data", metavar="DATA", help="As in `train`, or a plain folder of images; a run's own if left out."
+        ),
+    ] = None,
     images: Annotated[int, typer.Option(min=1, help="How many to look at; ten batches of 32 are the Refiner's.")] = 320,
     out: Annotated[Path, typer.Option(metavar="PAGE.html", help="The page.")] = Path("diagnosis.html"),
     csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV, in the place of the summary.")] = False,
@@ -32,14 +34,12 @@ def diagnose(
 
     \b
     Examples:
-      vitrefine diagnose runs/vit_tiny_patch16_224-digits-s0 --data digits
+      vitrefine diagnose runs/vit_tiny_patch16_224-digits-s0
       vitrefine diagnose model.safetensors --data photos/ --images 64 --out photos.html
       vitrefine diagnose vit_small_patch16_224 --pretrained --data imagenet:data/imagenet
-      vitrefine diagnose runs/baseline-s0 runs/cb-s0 --data cifar100:data/cifar100 --out both.html
+      vitrefine diagnose runs/baseline-s0 runs/cb-s0 --out both.html
       vitrefine diagnose vit_tiny_patch16_224 +cb --data digits --csv > both.csv
     """
-    if not data:
-        raise UserError("say on which images to look, with --data: digits, or a folder of your own images")
     if out.suffix not in (".html", ".htm"):
         raise UserError(f"--out {out} is to be a page; name a file that ends in .html")
     check_out(out)
@@ -56,13 +56,14 @@ def diagnose(
     from vitrefine.report.words import plural
 
     asked = [(model, ""), *([] if second is None else [(model, second) if second.startswith("+") else (second, "")])]
+    shown = _data_of([name for name, _ in asked], data)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     console = Console(stderr=True)
     examined = []
     for name, modification in asked:
         with console.status(f"looking into {name}{modification}"):
             subject = open_subject(name, modification, pretrained=pretrained, device=device)
-            examined.append(examine(subject, data, images))
+            examined.append(examine(subject, shown, images))
     diagnoses = [each.diagnosis for each in examined]
     table = rows_to_csv(row for diagnosis in diagnoses for row in diagnosis.rows())
     command = ["vitrefine", "diagnose", *sys.argv[2:]]
@@ -77,3 +78,21 @@ def diagnose(
         for sentence in each.diagnosis.findings:
             typer.echo(f"  - {sentence}")
     typer.echo(f"\nthe page is {out}; all numbers are in {out.with_suffix('.csv')} and {out.with_suffix('.json')}")
+
+
+def _data_of(models: list[str], asked: str | None) -> str:
+    """What was asked for, or the data of the runs among the models; a path to nowhere is refused in any case."""
+    from vitrefine.diagnose.named import run_of
+
+    runs = [run for run in map(run_of, models) if run is not None]
+    if asked is not None:
+        return asked
+    if not runs:
+        raise UserError(f"{models[0]} is no run, which would know its data; say with --data on which images to look")
+    other = next((run for run in runs if run.data != runs[0].data), None)
+    if other is not None:
+        raise UserError(
+            f"{runs[0].folder} is a run on {runs[0].data} and {other.folder} one on {other.data}; say with --data on "
+            "which images to look"
+        )
+    return runs[0].data

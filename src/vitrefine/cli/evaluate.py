@@ -49,7 +49,8 @@ def evaluate(
     device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="The GPU, if there is one.")] = None,
     precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="Of the model's arithmetic.")] = "fp32",
     cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where predictions are kept; ~/.cache/vitrefine if left out.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where predictions are kept; ~/.cache/vitrefine/predictions if left out."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object here too.")] = None,
@@ -71,7 +72,7 @@ def evaluate(
     if out is not None:
         check_out(out)
     from vitrefine.cli.info import parse_size
-    from vitrefine.evaluate.open import run_of
+    from vitrefine.diagnose.named import run_of
 
     run = run_of(model)
     if data is None and run is None:

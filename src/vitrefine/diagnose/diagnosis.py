@@ -52,7 +52,7 @@ class Diagnosis:
     @property
     def findings(self) -> list[str]:
         """What it means, in sentences; the most telling first."""
-        return findings(self.profiles, self.similarity)
+        return findings(self.profiles, self.similarity, self.images)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """All numbers, a row for each quantity, layer and head."""

@@ -87,9 +87,10 @@ def sample_images(data: str, count: int, given: InputFormat) -> Sample:
 
 
 def _flat(folder: Path) -> list[Path]:
-    """The images in a folder that holds no other folders."""
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
+    """The images in a folder that holds no other folders; hidden ones are none, as in class folders."""
+    seen = (entry for entry in os.scandir(folder) if not entry.name.startswith("."))
+    entries = sorted(seen, key=lambda entry: entry.name)
+    if any(entry.is_dir() for entry in entries):
         return []
     return [Path(entry.path) for entry in entries if Path(entry.name).suffix.lower() in EXTENSIONS]
 
@@ -112,8 +113,12 @@ def _of_set(data: DataSet, count: int, given: InputFormat) -> Sample:
     together = min(TOGETHER, count)
     options = DataOptions(test_batch=together, workers=0, crop_ratio=given.crop_ratio if data.size is None else None)
     loader = data.test_loader(place, options, given.size)
-    found = [next(iter(loader.epoch(0, start))).images for start in _spread(len(loader), -(-count // together))]
-    images = torch.cat(found)[:count]
+    # In the place of a batch of which nothing can be read the next one comes, or none if it was the last.
+    first = (next(iter(loader.epoch(0, start)), None) for start in _spread(len(loader), -(-count // together)))
+    found = {int(batch.index[0]): batch.images for batch in first if batch is not None}
+    if not found:
+        raise UserError(f"none of the test images of {data.name} can be read; mend them")
+    images = torch.cat(list(found.values()))[:count]
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
     return Sample((images * std + mean).clamp(0, 1), data.mean, data.std)
 

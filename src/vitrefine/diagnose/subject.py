@@ -1,16 +1,19 @@
 """What is to be diagnosed: a model from a spec, a checkpoint or the folder of a run."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from vitrefine.diagnose.named import run_of
 from vitrefine.errors import UserError
 from vitrefine.surgery.checkpoint import load
 from vitrefine.surgery.create import create, spec_of
+from vitrefine.surgery.hub import HUB
 from vitrefine.surgery.operate import apply
-from vitrefine.train.run import MODEL, RUN, read_run
+from vitrefine.train.run import MODEL
 
 
 @dataclass(frozen=True)
@@ -41,17 +44,14 @@ def open_subject(
 
 
 def _open(text: str, pretrained: bool, device: str | torch.device) -> Subject:
-    path = Path(text)
-    if (path / RUN).is_file():
-        run = read_run(path)
-        if not (path / MODEL).is_file():
-            raise UserError(f"the run in {path} has no model yet: it is {run.status}; wait until it is finished")
-        return Subject(load(path / MODEL, device=device), run.base_spec, f"the run in {path}")
-    if path.exists() or text.startswith("hf-hub:"):
+    run = run_of(text)
+    if run is not None:
+        if not (run.folder / MODEL).is_file():
+            raise UserError(f"the run in {run.folder} has no model yet: it is {run.status}; wait until it is finished")
+        return Subject(load(run.folder / MODEL, device=device), run.base_spec, f"the run in {run.folder}")
+    if os.path.exists(text) or text.startswith(HUB):
         model = load(text, device=device)
-        return Subject(model, str(spec_of(model)), str(path))
-    if path.suffix == ".safetensors":
-        raise UserError(f"there is no file {path}; give a checkpoint that is there, the folder of a run, or a spec")
+        return Subject(model, str(spec_of(model)), str(Path(text)))
     torch.manual_seed(0)  # that a diagnosis without weights comes out the same twice
     model = create(text, pretrained=True) if pretrained else create(text)
     weights = "the published weights" if pretrained or "pretrained=" in text else "no training: random weights"

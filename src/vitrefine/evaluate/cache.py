@@ -1,7 +1,7 @@
 """Predictions on disk: whole ones by content hash, and the parts of one that was interrupted.
 
 KEY.npz                     predictions of one model for one set of images, prepared in one way
-KEY.B.parts/FIRST-NEXT.npz  those of batches FIRST to NEXT - 1, of B images each
+KEY.D.parts/FIRST-NEXT.npz  those of batches FIRST to NEXT - 1, D says how images are dealt to batches
 """
 
 import io
@@ -52,23 +52,23 @@ class Cache:
         for parts in self.folder.glob(f"{key}.*.parts"):
             shutil.rmtree(parts, ignore_errors=True)
 
-    def read_parts(self, key: str, batch: int) -> tuple[int, list[Columns]]:
+    def read_parts(self, key: str, dealt: str) -> tuple[int, list[Columns]]:
         """The batch to go on with, and all that is known of those before."""
         reached, found = 0, []
-        names = sorted(path.stem for path in self._parts(key, batch).glob("*-*.npz"))
+        names = sorted(path.stem for path in self._parts(key, dealt).glob("*-*.npz"))
         for name in names:
             first, _, following = name.partition("-")
-            part = _read(self._parts(key, batch) / f"{name}.npz") if first.isdigit() and int(first) == reached else None
+            part = _read(self._parts(key, dealt) / f"{name}.npz") if first.isdigit() and int(first) == reached else None
             if part is not None:
                 reached = int(following)
                 found.append(part)
         return reached, found
 
-    def write_part(self, key: str, batch: int, first: int, following: int, columns: Mapping[str, NDArray]) -> None:
-        _write(self._parts(key, batch) / f"{first:08d}-{following:08d}.npz", columns)
+    def write_part(self, key: str, dealt: str, first: int, following: int, columns: Mapping[str, NDArray]) -> None:
+        _write(self._parts(key, dealt) / f"{first:08d}-{following:08d}.npz", columns)
 
-    def _parts(self, key: str, batch: int) -> Path:
-        return self.folder / f"{key}.{batch}.parts"
+    def _parts(self, key: str, dealt: str) -> Path:
+        return self.folder / f"{key}.{dealt}.parts"
 
 
 def _write(path: Path, columns: Mapping[str, NDArray]) -> None:

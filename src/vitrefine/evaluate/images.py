@@ -13,6 +13,7 @@ from vitrefine.data.dataset import Batch, DataSet, Place
 from vitrefine.data.folder import FolderSource
 from vitrefine.data.options import DataOptions
 from vitrefine.data.order import generator_of
+from vitrefine.data.shards import ShardSet
 from vitrefine.errors import UserError
 from vitrefine.evaluate.subject import Size
 
@@ -77,20 +78,35 @@ class ImageSet:
         options = DataOptions(workers=self.workers, test_batch=self.batch, crop_ratio=crop_ratio)
         place = Place(self.batch, 0, self._stride, self.device, self.seed)
         last = int(self._chosen.nonzero().max())
+        # A batch of which nothing can be read does not come, so numbers may be too small: whoever goes on from one sees
+        # some images again, and misses none.
         for number, batch in enumerate(self.data.test_loader(place, options, size).epoch(0, start), start):
-            first = number * self.batch
-            # A broken image shortens its own batch only, so places do not depend on where reading began.
-            chosen = self._chosen[first : first + len(batch)]
             shown = self._bare(batch)
-            if not chosen.all():
+            if len(self) < self.data.test_images:
+                # By its own number: places in a batch shift where an image is broken.
+                chosen = self._chosen[batch.index.cpu() // self._apart]
                 shown = shown.part(chosen.nonzero()[:, 0].to(self.device, non_blocking=True))
             yield number + 1, shown
-            if first + self.batch > last:
+            if (number + 1) * self.batch > last and not self._streamed:
                 return
+
+    @property
+    def dealt(self) -> str:
+        """What decides which images come in which batch: of shards, each process reads a stretch of its own."""
+        return f"{self.batch}x{self.workers}" if self._streamed else str(self.batch)
+
+    @property
+    def _streamed(self) -> bool:
+        return isinstance(self.data, ShardSet)
+
+    @property
+    def _apart(self) -> int:
+        """How far apart the numbers of the images are that are read: of shards, the first ones are read, one by one."""
+        return 1 if self._streamed else self._stride
 
     @cached_property
     def _stride(self) -> int:
-        """How far apart the images are that are read: a prime, for the order of a set may have a rhythm."""
+        """One image in so many is read: a prime, for the order of a set may have a rhythm."""
         spare = self.data.test_images // (_READ_FOR_ONE * len(self))
         return max((n for n in range(2, spare + 1) if all(n % d for d in range(2, math.isqrt(n) + 1))), default=1)
 

@@ -2,26 +2,19 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from vitrefine.data.dataset import DataSet
+from vitrefine.diagnose.named import run_of
 from vitrefine.errors import UserError
 from vitrefine.evaluate.subject import Subject, description, subject_of
 from vitrefine.surgery.checkpoint import load
 from vitrefine.surgery.create import create
 from vitrefine.surgery.hub import HUB
 from vitrefine.surgery.spec import parse
-from vitrefine.train.run import MODEL, RUN, RunInfo, read_run
-
-
-def run_of(text: str) -> RunInfo | None:
-    """The run that a text names by its folder or by its model; None if it names something else."""
-    path = Path(text)
-    folder = path.parent if path.name == MODEL else path
-    return read_run(folder) if (folder / RUN).is_file() else None
+from vitrefine.train.run import MODEL
 
 
 def open_subject(

@@ -119,8 +119,8 @@ class Examiner:
         return hashlib.sha256(repr((subject.key, self.images.key, prepared, computed)).encode()).hexdigest()[:40]
 
     def _computed(self, key: str, change: Change, ratio: float, what: str) -> Columns:
-        batch, total = self.images.batch, len(self.images)
-        start, parts = self.cache.read_parts(key, batch) if self.cache else (0, [])
+        dealt, total = self.images.dealt, len(self.images)
+        start, parts = self.cache.read_parts(key, dealt) if self.cache else (0, [])
         done, first, fresh = sum(len(part["index"]) for part in parts), start, list[Scores]()
         kept_at = time.monotonic()
         self.watch(what, done, total)
@@ -129,7 +129,7 @@ class Examiner:
             if fresh:
                 parts.append(self._fetched(fresh))
                 if self.cache:
-                    self.cache.write_part(key, batch, first, reached, parts[-1])
+                    self.cache.write_part(key, dealt, first, reached, parts[-1])
 
         reached = start
         try:
