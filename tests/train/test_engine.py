@@ -14,6 +14,7 @@ import vitrefine
 from vitrefine.data.dataset import Place
 from vitrefine.data.open import open_data
 from vitrefine.errors import UserError
+from vitrefine.report.checks import check_specs
 from vitrefine.train.engine import train
 from vitrefine.train.job import Silent
 from vitrefine.train.lock import FolderLock
@@ -223,6 +224,8 @@ def test_weights_keep_their_patches(small_job, tmp_path):
     train(small_job(tmp_path / "second", *few, spec=f"{spec}+cb_s", weights=str(tmp_path / "first")), watch=notes)
     assert notes.said[0].endswith("new: blocks.0.mlp.broadcast.scale")
     assert "patch_size=4" in read_run(tmp_path / "second").spec
+    job = small_job(tmp_path / "third", *few)
+    check_specs([spec, f"{spec}+cb_s"], open_data(job.data), job.recipe, str(tmp_path / "first"))  # as `compare` does
 
 
 def test_images_are_normalised_as_weights_are_used_to(small_job, tmp_path):

@@ -42,7 +42,7 @@ def test_what_was_done_is_said():
     assert said == ["vit_tiny_patch16_224 cuts images of 32x32 into 2x2 patches; patch_size=4 is used instead"]
     fit("vit_tiny_patch16_224(patch_size=16)", data(), recipe(), say=said.append)
     fit("vit_tiny_patch16_224", data((224, 224)), recipe(), say=said.append)
-    fit("vit_tiny_patch16_224", data(), recipe(), keep_patches=True, say=said.append)
+    fit("vit_tiny_patch16_224", data(), recipe(), weights="pretrained", say=said.append)
     assert len(said) == 1
 
 

@@ -26,7 +26,7 @@ def check_specs(specs: Sequence[str], data: DataSet, recipe: Recipe, weights: st
 
 
 def _check(spec: str, data: DataSet, recipe: Recipe, weights: str | None) -> None:
-    fitting = fit(spec, data, recipe, keep_patches=weights is not None, say=lambda _: None)
+    fitting = fit(spec, data, recipe, weights=weights, say=lambda _: None)
     model = _built(fitting, recipe, weights)
     loss = recipe.loss
     if loss.distillation is None and not (loss.token_labels and loss.token_labels.teacher):

@@ -15,7 +15,8 @@ Nothing here unpickles.
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,47 @@ def read(path: str | Path) -> tuple[State, Info]:
 
 def read_any(path: str | Path) -> tuple[State, Info | None]:
     """As `read`, for files of any origin; nothing is known of weights that others wrote."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no file {path}; name weights that are there") from error
-    except (OSError, SafetensorError) as error:
-        raise UserError(_what_is_wrong(Path(path), error)) from error
-    if KEY not in metadata:
+    with _opened(path) as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        info = _info(path, file)
+    if info is None:
         return weights, None
-    try:
-        info = json.loads(metadata[KEY])
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: its metadata are no JSON") from error
-    if not _well_formed(info, weights):
-        raise UserError(f"{path} is damaged: its metadata do not say what its weights belong to")
     if "crc32" in info and info["crc32"] != _crc32(weights):
         raise UserError(f"{path} is damaged: its weights are not those that were written; copy it again")
     return weights | {name: weights[kept] for name, kept in info.get("tied", {}).items()}, info
 
 
-def _well_formed(info: Any, weights: State) -> bool:
+def read_info(path: str | Path) -> Info | None:
+    """What is known of the weights in a file, which are not read; None where others wrote it."""
+    with _opened(path) as file:
+        return _info(path, file)
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {path}; name weights that are there") from error
+    except (OSError, SafetensorError) as error:
+        raise UserError(_what_is_wrong(Path(path), error)) from error
+
+
+def _info(path: str | Path, file: Any) -> Info | None:
+    metadata = file.metadata() or {}
+    if KEY not in metadata:
+        return None
+    try:
+        info: Info = json.loads(metadata[KEY])
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: its metadata are no JSON") from error
+    if not _well_formed(info, set(file.keys())):
+        raise UserError(f"{path} is damaged: its metadata do not say what its weights belong to")
+    return info
+
+
+def _well_formed(info: Any, weights: Container[str]) -> bool:
     if not isinstance(info, dict) or not isinstance(info.get("spec"), str):
         return False
     kinds = {"tied": dict, "input": dict, "config": dict, "classes": list}

@@ -12,25 +12,9 @@ from vitrefine.surgery.checkpoint import restored
 from vitrefine.surgery.create import create
 from vitrefine.surgery.hub import located
 from vitrefine.surgery.inputs import normalisation
-from vitrefine.surgery.registry import canonicalise
-from vitrefine.surgery.spec import Call, Spec, parse
 from vitrefine.surgery.weights import read_any
-from vitrefine.train.fit import TRAINING_ONLY, Fit
+from vitrefine.train.fit import PRETRAINED, TRAINING_ONLY, Fit
 from vitrefine.train.recipe import Recipe
-
-PRETRAINED = "pretrained"
-
-
-def with_patches_of(weights: str | None, spec: str) -> Spec:
-    """A spec that leaves patches open with those of its weights, where their file says of what model they are."""
-    own = canonicalise(parse(spec))
-    if weights in (None, PRETRAINED) or "patch_size" in own.base.args:
-        return own
-    _, info = read_any(located(str(weights)))
-    said = parse(info["spec"]).base if info else None
-    if said is None or said.name != own.base.name or "patch_size" not in said.args:
-        return own
-    return Spec(Call(own.base.name, {**own.base.args, "patch_size": said.args["patch_size"]}), own.modifications)
 
 
 def build_model(fit: Fit, recipe: Recipe, seed: int, weights: str | None) -> tuple[nn.Module, str | None]:

@@ -11,7 +11,6 @@ import torch
 from vitrefine.data.dataset import DataSet
 from vitrefine.data.open import open_data
 from vitrefine.errors import UserError
-from vitrefine.train.build import with_patches_of
 from vitrefine.train.checkpoint import Checkpoints, load
 from vitrefine.train.claim import claim, identity, open_folder
 from vitrefine.train.finish import finish
@@ -56,8 +55,7 @@ def train(job: Job, *, watch: Watcher = silent) -> Result:
         stack.callback(accelerator.free_memory)
         stack.callback(lock.release)
         data = open_data(job.data)
-        spec = with_patches_of(job.weights, job.spec)
-        fitting = fit(spec, data, job.recipe, keep_patches=job.weights is not None, say=watch.on_note)
+        fitting = fit(job.spec, data, job.recipe, weights=job.weights, say=watch.on_note)
         about = identity(job, data, fitting)
         finished = on_main(accelerator, lambda: claim(job, about, lock))
         if finished:

@@ -12,12 +12,16 @@ from torch import nn
 from vitrefine.data.dataset import DataSet
 from vitrefine.errors import UserError
 from vitrefine.surgery.base import build
+from vitrefine.surgery.hub import located
 from vitrefine.surgery.inputs import example_inputs
 from vitrefine.surgery.registry import canonicalise
 from vitrefine.surgery.spec import Call, Spec, parse
+from vitrefine.surgery.weights import read_info
 from vitrefine.train.recipe import Recipe
 
 Size = tuple[int, int]
+
+PRETRAINED = "pretrained"  # weights that a model's library has for it
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ def fit(
     data: DataSet,
     recipe: Recipe,
     *,
-    keep_patches: bool = False,
+    weights: str | None = None,
     say: Callable[[str], None] = _log.info,
 ) -> Fit:
     """Fit a spec to a data set. What stands in the brackets of its base is left as it is.
@@ -54,12 +58,15 @@ def fit(
         spec: The model.
         data: Where classes, channels and size come from.
         recipe: Its `data.size` goes before the set's own size; its loss may call for a head of its own.
-        keep_patches: Leave their size alone, for weights that were made with it.
+        weights: As in `Job`. With some, patches are theirs, where their file says of what model they are, else the
+            model's own.
         say: Told in one sentence when the patches are made smaller.
     """
     spec = canonicalise(parse(spec) if isinstance(spec, str) else spec)
     classes, channels, size_name = NAMES[spec.library]
     given = dict(spec.base.args)
+    if weights is not None and "patch_size" not in given:
+        given |= _patches_of(weights, spec.base.name)
     if given.get(classes, len(data.classes)) != len(data.classes):
         raise UserError(f"{spec} has {given[classes]} classes, but {data.name} has {len(data.classes)}; leave them out")
     wanted: dict[str, Any] = {classes: len(data.classes)} | ({channels: data.channels} if data.channels != 3 else {})
@@ -72,7 +79,7 @@ def fit(
         base, model = _sized(base, size_name, (size, size) if isinstance(size, int) else size)
     # A model that takes any size does not show the one that is asked for.
     own = _pair(given[size_name]) if size_name in given else _pair(size or _own_size(model))
-    if not keep_patches and "patch_size" not in given:
+    if weights is None and "patch_size" not in given:
         base = _with_small_patches(base, model, own, say)
     return Fit(Spec(base, spec.modifications), own)
 
@@ -80,6 +87,15 @@ def fit(
 def fitted(spec: str | Spec, data: DataSet, recipe: Recipe) -> Spec:
     """The spec of `fit`."""
     return fit(spec, data, recipe).spec
+
+
+def _patches_of(weights: str, name: str) -> dict[str, Any]:
+    """The argument for the patches that a file's weights were made with, if they are of a model of this name."""
+    info = None if weights == PRETRAINED else read_info(located(weights))
+    said = parse(info["spec"]).base if info else None
+    if said is None or said.name != name or "patch_size" not in said.args:
+        return {}
+    return {"patch_size": said.args["patch_size"]}
 
 
 def _shadow(base: Call) -> nn.Module:
