@@ -1,4 +1,4 @@
-"""Writing files so that neither a full disk nor a kill leaves half a one, or harms the one that was there."""
+"""Paths as users write them, and files written so that no full disk or kill leaves half a one, or harms an old one."""
 
 import os
 from contextlib import suppress
@@ -6,6 +6,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from vitrefine.errors import UserError
+
+
+def user_path(text: str) -> Path:
+    """A path in which ~ is the user's folder; where there is no such user, which pathlib would raise for, as it is."""
+    return Path(os.path.expanduser(text))
 
 
 def replace_file(path: Path, content: bytes) -> None:

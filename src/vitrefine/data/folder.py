@@ -93,7 +93,7 @@ def _divided(name: str, path: Path) -> MappedSet:
 def class_names(folder: Path, least: int = 2) -> tuple[str, ...]:
     """Names of the class folders."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-    if not names and any(_is_image(entry.name) for entry in os.scandir(folder)):
+    if not names and any(is_image(entry.name) for entry in os.scandir(folder)):
         raise UserError(f"the images in {folder} are in no class folders; put those of each class into one of its name")
     if not names:
         raise UserError(f"{folder} is empty; give a folder that holds a folder of images for each class")
@@ -130,7 +130,7 @@ def _filled(folder: Path, classes: tuple[str, ...]) -> FolderSource:
 def _is_part(folder: Path) -> bool:
     """Whether a folder looks like one of class folders rather than of images."""
     entries = list(os.scandir(folder)) if folder.is_dir() else []
-    return any(entry.is_dir() for entry in entries) and not any(_is_image(entry.name) for entry in entries)
+    return any(entry.is_dir() for entry in entries) and not any(is_image(entry.name) for entry in entries)
 
 
 def _images_below(folder: Path) -> list[str]:
@@ -144,7 +144,7 @@ def _images_below(folder: Path) -> list[str]:
         been.add(place)
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(here, folder)
-        found += [name if below == "." else f"{below}/{name}" for name in files if _is_image(name)]
+        found += [name if below == "." else f"{below}/{name}" for name in files if is_image(name)]
     return found
 
 
@@ -152,7 +152,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file is an image by its name; hidden ones are not."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 

@@ -7,7 +7,6 @@ label, labels, fine_label or cls). The test part is validation or test; without 
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from vitrefine.data.mapped import MappedSet
 from vitrefine.data.order import kept_for_testing
 from vitrefine.data.picture import BrokenImage, read_picture
 from vitrefine.errors import UserError
+from vitrefine.files import user_path
 
 _IMAGE_NAMES = ("image", "img", "picture", "pixel_values")
 _LABEL_NAMES = ("label", "labels", "fine_label", "cls", "class")
@@ -72,7 +72,7 @@ def hub_set(name: str, text: str) -> MappedSet:
 def _load(text: str) -> Mapping[str, Any]:
     import datasets
 
-    path = Path(os.path.expanduser(text))
+    path = user_path(text)
     try:
         if path.exists():
             loaded = datasets.load_from_disk(os.fspath(path))

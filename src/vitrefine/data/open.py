@@ -1,12 +1,12 @@
 """From the text that names a data set to the set."""
 
 import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from vitrefine.data.dataset import DataSet, is_utf8
 from vitrefine.errors import UserError
+from vitrefine.files import user_path
 
 FORMS = {
     "digits": "scikit-learn's handwritten digits, nothing to download",
@@ -51,10 +51,6 @@ def _form(kind: str) -> str:
     return next(form for form in FORMS if form.partition(":")[0] == kind)
 
 
-def _path(text: str) -> Path:
-    return Path(os.path.expanduser(text))  # pathlib's raises where there is no such user
-
-
 def _need(package: str, text: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise UserError(f"{text} needs the package {package}; install it with: pip install 'vitrefine[data]'")
@@ -71,13 +67,13 @@ def _cifar(text: str, path: str) -> DataSet:
     from vitrefine.data.arrays import cifar
     from vitrefine.data.memory import MemorySet
 
-    return MemorySet(text, cifar(text.partition(":")[0], _path(path)))
+    return MemorySet(text, cifar(text.partition(":")[0], user_path(path)))
 
 
 def _folder(text: str, path: str) -> DataSet:
     from vitrefine.data.folder import folder_set
 
-    return folder_set(text, _path(path))
+    return folder_set(text, user_path(path))
 
 
 def _shards(text: str, pattern: str) -> DataSet:
@@ -98,7 +94,7 @@ def _imagenet(text: str, path: str) -> DataSet:
     from vitrefine.data.imagenet import imagenet_a_set, imagenet_set, imagenet_v2_set
 
     opener = {"imagenet": imagenet_set, "imagenet-v2": imagenet_v2_set, "imagenet-a": imagenet_a_set}
-    return opener[text.partition(":")[0]](text, _path(path))
+    return opener[text.partition(":")[0]](text, user_path(path))
 
 
 _OPENERS: dict[str, Callable[[str, str], DataSet]] = {

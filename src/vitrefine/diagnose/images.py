@@ -10,12 +10,13 @@ from timm.utils.model import unwrap_model
 from torch import Tensor, nn
 
 from vitrefine.data.dataset import DataSet, Place
-from vitrefine.data.folder import EXTENSIONS
+from vitrefine.data.folder import is_image
 from vitrefine.data.open import open_data
 from vitrefine.data.options import DataOptions
 from vitrefine.data.picture import BrokenImage, read_picture
 from vitrefine.data.pillow import testing_transform
 from vitrefine.errors import UserError
+from vitrefine.files import user_path
 from vitrefine.surgery.inputs import example_inputs
 
 TOGETHER = 8  # read in one go
@@ -79,7 +80,7 @@ def sample_images(data: str, count: int, given: InputFormat) -> Sample:
         count: How many; all if there are fewer.
         given: What the model takes.
     """
-    path = Path(data.removeprefix("folder:")).expanduser()
+    path = user_path(data.removeprefix("folder:"))
     files = _flat(path) if path.is_dir() else []
     if files:
         return _of_files(files, count, given)
@@ -87,12 +88,11 @@ def sample_images(data: str, count: int, given: InputFormat) -> Sample:
 
 
 def _flat(folder: Path) -> list[Path]:
-    """The images in a folder that holds no other folders; hidden ones are none, as in class folders."""
-    seen = (entry for entry in os.scandir(folder) if not entry.name.startswith("."))
-    entries = sorted(seen, key=lambda entry: entry.name)
-    if any(entry.is_dir() for entry in entries):
+    """The images in a folder that holds no other folders, but hidden ones."""
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
         return []
-    return [Path(entry.path) for entry in entries if Path(entry.name).suffix.lower() in EXTENSIONS]
+    return [Path(entry.path) for entry in entries if is_image(entry.name)]
 
 
 def _of_files(files: list[Path], count: int, given: InputFormat) -> Sample:

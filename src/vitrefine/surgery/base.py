@@ -13,13 +13,13 @@ import difflib
 import importlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from vitrefine.errors import UserError
+from vitrefine.files import user_path
 from vitrefine.surgery.spec import Call, Range, Spec
 
 UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
@@ -88,7 +88,7 @@ def _torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
 def _transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
     transformers = _import("transformers", "nlp")
     pretrained = arguments.pop("pretrained", False)
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if not folder.is_dir() and (name.startswith((".", "~", "/")) or name.count("/") > 1):
         raise UserError(f"there is no folder {name}; hf: takes a folder that holds a config.json, or an id of the Hub")
     source = str(folder) if folder.is_dir() else name
