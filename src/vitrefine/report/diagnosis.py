@@ -96,29 +96,26 @@ def render(examined: Sequence[Examined], command: Sequence[str] = ()) -> str:
     """The page as text."""
     diagnoses = [each.diagnosis for each in examined]
     names = _short([each.name for each in examined])
-    return (
-        environment()
-        .get_template("diagnosis.html.j2")
-        .render(
-            title=f"Diagnosis of {' and '.join(names)}",
-            summary=f"diagnosis · {examined[0].data} · {words.plural(diagnoses[0].images, 'image')}",
-            headline=_headline(diagnoses, names),
-            names=names,
-            colours=[svg.series(place + 1) for place in range(len(names))],
-            models=[_model(each, name, len(names) == 1) for each, name in zip(examined, names, strict=True)],
-            attention=charts(diagnoses, names, ("entropy", "class_entropy", "distance", "gradient")),
-            features=charts(diagnoses, names, ("head_similarity", "token_similarity", "evolution")),
-            refined=any("refined_head_similarity" in each.profiles for each in diagnoses),
-            matrices=matrices(diagnoses, names),
-            learned=merging_charts(diagnoses, names),
-            strips=query_strips(diagnoses),
-            maps=[map_matrices(each.matrices) for each in examined],
-            looks=looks([(each.pictures, each.heat) for each in examined], names),
-            points=[merging_pictures(each.diagnosis, each.pictures) for each in examined],
-            spectra=spectra(diagnoses),
-            notes=[note for each in examined for note in each.notes],
-            command=shlex.join(command),
-        )
+    template = environment().get_template("diagnosis.html.j2")
+    return template.render(
+        title=f"Diagnosis of {' and '.join(names)}",
+        summary=f"diagnosis · {examined[0].data} · {words.plural(diagnoses[0].images, 'image')}",
+        headline=_headline(diagnoses, names),
+        names=names,
+        colours=[svg.series(place + 1) for place in range(len(names))],
+        models=[_model(each, name, len(names) == 1) for each, name in zip(examined, names, strict=True)],
+        attention=charts(diagnoses, names, ("entropy", "class_entropy", "distance", "gradient")),
+        features=charts(diagnoses, names, ("head_similarity", "token_similarity", "evolution")),
+        refined=any("refined_head_similarity" in each.profiles for each in diagnoses),
+        matrices=matrices(diagnoses, names),
+        learned=merging_charts(diagnoses, names),
+        strips=query_strips(diagnoses),
+        maps=[map_matrices(each.matrices) for each in examined],
+        looks=looks([(each.pictures, each.heat) for each in examined], names),
+        points=[merging_pictures(each.diagnosis, each.pictures) for each in examined],
+        spectra=spectra(diagnoses),
+        notes=[note for each in examined for note in each.notes],
+        command=shlex.join(command),
     )
 
 
