@@ -28,7 +28,7 @@ def test_one_file_a_spec(runs: Path, tmp_path: Path) -> None:
     assert raw.settings == {"epochs": "20", "batch": "64", "optim.lr": "0.001"}  # log_every decides nothing
     run = raw.runs[0]
     assert (run.status, run.seconds, run.hardware) == ("finished", 120.0, "NVIDIA H200")
-    assert run.versions["torch"] == "2.11.0"
+    assert (run.at_once, run.versions["torch"]) == (1, "2.11.0")
     assert sum(int(digit, 16).bit_count() for digit in run.correct) == 710
 
 

@@ -55,6 +55,14 @@ def test_every_figure_has_its_file_and_command(make_docs: Docs, runs: Path) -> N
     assert "[Table 1: CB](#paper-table-1-cb)" in page.split("## A paper")[0]
 
 
+def test_the_time_of_runs_that_shared_the_hardware_says_so(make_docs: Docs, make_run: Make, tmp_path: Path) -> None:
+    docs = make_docs()
+    add_runs([make_run(tmp_path / "alone", VIT, 0, 700)], docs)
+    assert "; 2 min 0 s a run on NVIDIA H200; " in render_docs(docs)
+    add_runs([make_run(tmp_path / "shared", VIT, 1, 700, at_once=4)], docs)
+    assert "; 2 min 0 s a run, up to 4 at once, on NVIDIA H200; " in render_docs(docs)
+
+
 def test_a_row_says_what_is_not_usual(make_docs: Docs) -> None:
     test = "expect: higher}\n  table-1-se"
     own = "expect: higher, data: digits, recipe: other, seeds: 5, weights: w, settings: {batch: 64}}\n  table-1-se"

@@ -87,6 +87,7 @@ def _raw(info: RunInfo) -> Raw:
                 metrics=measured.values,
                 correct=result.correct if result else "",
                 seconds=result.seconds if result else None,
+                at_once=info.told.at_once,
                 hardware=run.device,
                 versions=dict(run.versions),
             )

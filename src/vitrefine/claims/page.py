@@ -226,7 +226,10 @@ def _facts(raw: Raw) -> Iterator[str]:
         yield f"seed {run.seed} {run.status}" + (f": {run.error}" if run.error else "")
     seconds = [run.seconds for run in raw.runs if run.seconds is not None]
     if seconds:
-        yield f"{words.duration(sum(seconds) / len(seconds))} a run on {_several(run.hardware for run in raw.runs)}"
+        most = max(run.at_once for run in raw.runs)
+        shared = f", up to {most} at once," if most > 1 else ""
+        where = _several(run.hardware for run in raw.runs)
+        yield f"{words.duration(sum(seconds) / len(seconds))} a run{shared} on {where}"
     versions = _several(f"{name} {version}" for run in raw.runs for name, version in run.versions.items())
     if versions:
         yield versions

@@ -33,6 +33,8 @@ class RawRun(_Strict):
     correct: str = ""
     """A bit for each test image, in hexadecimal digits."""
     seconds: float | None = None
+    at_once: int = 1
+    """Runs that shared the hardware, this one among them."""
     hardware: str
     versions: dict[str, str] = {}
 
