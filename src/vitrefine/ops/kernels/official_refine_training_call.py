@@ -24,14 +24,14 @@ TILES = {
     "gram": Tile(128, 4, 528),
     "expand": Tile(128, 4),
     "convolved": Tile(64, 4, 352, rows=8),
-    "reduce": Tile(64, 4, rows=4),
+    "reduce": Tile(64, 2, rows=8),
     "blend": Tile(128, 4),
-    "products": Tile(64, 4, 792),
-    "norm_sums": Tile(32, 1, 528, rows=4),
-    "grad_convolved": Tile(64, 4, rows=8),
-    "grad_expanded": Tile(64, 4, 176, rows=8),
-    "contract": Tile(64, 4, 528),
-    "grad_maps": Tile(128, 4),
+    "products": Tile(64, 4, 2112),
+    "norm_sums": Tile(32, 1, 528),
+    "grad_convolved": Tile(128, 4, rows=8),
+    "grad_expanded": Tile(64, 4, 88, rows=8),
+    "contract": Tile(16, 1, 1584),
+    "grad_maps": Tile(64, 4),
 }
 
 
