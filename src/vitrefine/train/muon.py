@@ -2,52 +2,86 @@
 
 timm's Muon takes matrices one by one. The blocks of a transformer have dozens of them in four shapes, and a thousand
 small kernels can take as long as the forward and backward pass of a small model. Here the momenta of one shape are
-stacked, and the Newton–Schulz iteration runs once for the stack. Arithmetic and state are timm's: which parameters are
-matrices enough, the iteration, steps as long as those of AdamW, and AdamW for all other parameters.
+stacked, and the Newton–Schulz iteration runs once for the stack; all other parameters are PyTorch's AdamW's, in one
+kernel. Arithmetic is timm's: which parameters are matrices enough, the iteration, steps as long as those of AdamW.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from timm.optim import Muon as OneByOne
 from timm.optim.muon import get_lr_scale, zeropower_via_newtonschulz
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
-COEFFICIENTS = [(3.4445, -4.7750, 2.0315)]  # of Muon's author; the same in each of the five iterations
+STEPS = 5
+COEFFICIENTS = [(3.4445, -4.7750, 2.0315)]  # of Muon's author; the same in each of the steps
 
 
-class Muon(OneByOne):
+class Muon(torch.optim.Optimizer):
     """As timm's with `ns_coefficients="original"`, in fewer and larger kernels."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-7,
+    ) -> None:
+        options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
+        super().__init__(params, {**options, "fused": True})  # tells PyTorch to load steps to the device
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update: timm's own step for what is no matrix, then ours for the matrices."""
+        """One update."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        stacks = [_by_shape(group["params"]) for group in self.param_groups]
-        gradients = {p: p.grad for alike in stacks for some in alike for p in some}
-        for parameter in gradients:
-            parameter.grad = None  # timm's step passes over these
-        super().step()
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-        for group, alike in zip(self.param_groups, stacks, strict=True):
-            for some in alike:
-                self._step_matrices(some, group)
+        for group in self.param_groups:
+            learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+            self._step_others([parameter for parameter in learning if not _is_matrix(parameter)], group)
+            for matrices in _by_shape(filter(_is_matrix, learning)):
+                self._step_matrices(matrices, group)
         return loss
+
+    def _step_others(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] |= {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        states = [self.state[parameter] for parameter in parameters]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters],  # type: ignore[misc]
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )
 
     def _step_matrices(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         for matrix in matrices:
             if not self.state[matrix]:
-                self.state[matrix] |= {"use_muon": True, "momentum_buffer": torch.zeros_like(matrix)}
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, [matrix.grad for matrix in matrices], 1 - group["momentum"])  # type: ignore[misc]
         flat = [momentum.flatten(1) for momentum in momenta]
         whole = flat[0] if len(flat) == 1 else torch.stack(flat)
-        whole = zeropower_via_newtonschulz(whole, group["ns_steps"], COEFFICIENTS, eps=group["eps"])
+        whole = zeropower_via_newtonschulz(whole, STEPS, COEFFICIENTS, eps=group["eps"])
         whole = whole.to(flat[0].dtype).contiguous()
         updates = [whole] if len(flat) == 1 else list(whole.unbind())
         updates = [update.reshape(matrix.shape) for update, matrix in zip(updates, matrices, strict=True)]
@@ -55,13 +89,12 @@ class Muon(OneByOne):
         torch._foreach_add_(matrices, updates, alpha=-group["lr"] * get_lr_scale(flat[0].shape))
 
 
-def _by_shape(parameters: list[Tensor]) -> list[list[Tensor]]:
-    """Those that have a gradient and are matrices; what is cut over several processes is alone in its list."""
+def _by_shape(matrices: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    """What is cut over several processes is alone in its list."""
     found: dict[Any, list[Tensor]] = defaultdict(list)
-    for parameter in parameters:
-        if parameter.grad is not None and _is_matrix(parameter):
-            found[id(parameter) if isinstance(parameter, DTensor) else parameter.shape].append(parameter)
-    return list(found.values())
+    for matrix in matrices:
+        found[id(matrix) if isinstance(matrix, DTensor) else matrix.shape].append(matrix)
+    return found.values()
 
 
 def _is_matrix(parameter: Tensor) -> bool:
