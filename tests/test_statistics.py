@@ -9,6 +9,7 @@ from vitrefine.statistics import (
     difference,
     difference_over_images,
     difference_over_seeds,
+    half_width,
     over_images,
     over_seeds,
 )
@@ -35,6 +36,14 @@ def test_by_hand() -> None:
     assert found.value == 1.0
     assert found.high == pytest.approx(1 + 0.95 * (2 / (1 - 0.95**2)) ** 0.5 / 3**0.5, abs=1e-8)
     assert found.sign == 0
+
+
+def test_spread_and_what_more_seeds_leave_of_an_interval() -> None:
+    values = list(FIRST.values())
+    assert over_seeds(values).spread == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    assert half_width(0.5, 10) == pytest.approx(stats.t.ppf(0.975, 9) * 0.5 / 10**0.5, abs=1e-12)
+    assert over_seeds([1.0, 1.0]).spread is None
+    assert over_images(bits(7, 3)).spread is None
 
 
 def test_difference_over_seeds_is_the_paired_t_test() -> None:

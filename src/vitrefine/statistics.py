@@ -44,6 +44,18 @@ class Estimate:
             return None
         return int(self.low > 0) - int(self.high < 0)
 
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation from seed to seed, if that is what the interval is over."""
+        if self.low is None or self.high is None or self.over != "seeds":
+            return None
+        return (self.high - self.low) / (2 * half_width(1.0, self.count))
+
+
+def half_width(spread: float, count: int) -> float:
+    """Half of the interval that so many seeds of such a standard deviation leave."""
+    return float(stdtrit(count - 1, _UPPER)) * spread / math.sqrt(count)
+
 
 def over_seeds(values: Sequence[float]) -> Estimate:
     """The mean of one value a seed."""
@@ -53,7 +65,7 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     # Shares of a finite test set can coincide in every seed; that is no certainty, so it is no interval of width zero.
     if spread <= 1e-9 * max(1.0, abs(mean)):
         return Estimate(mean, None, None, "seeds", count)
-    half = float(stdtrit(count - 1, _UPPER)) * spread / math.sqrt(count)
+    half = half_width(spread, count)
     return Estimate(mean, mean - half, mean + half, "seeds", count)
 
 

@@ -142,6 +142,29 @@ def test_different_numbers_of_seeds(make_run, tmp_path) -> None:
     assert "as a mean over 1 to 3 seeds; differences are taken seed by seed. Where a spec has one seed, its" in text
 
 
+def test_what_more_seeds_would_tell(make_run, tmp_path) -> None:
+    """Differences of +2, 0 and -2 points vary by 2: t is 2.262 for nine degrees of freedom, 2.045 for 29."""
+
+    def pair(seed: int, right: int) -> None:
+        for spec, count in ((BASE, 50), (f"{BASE}+cb", right)):
+            make_run(spec, seed, right=[True] * count + [False] * (100 - count))
+
+    for seed, right in enumerate((52, 50, 48)):
+        pair(seed, right)
+    said = "varies by 2.0 points (standard deviation): intervals would be about ±1.4 with 10 and ±0.7 with 30 seeds."
+    assert said in page_of(tmp_path).text
+    for seed in range(3, 10):
+        pair(seed, 50)
+    assert re.search(r"intervals would be about ±0\.\d with 30 seeds\.", page_of(tmp_path).text)
+
+
+def test_more_seeds_are_not_spoken_of_where_these_tell(make_run, tmp_path) -> None:
+    for seed in range(3):
+        make_run(BASE, seed, accuracy=0.7)
+        make_run(f"{BASE}+cb", seed, accuracy=0.95)
+    assert "From seed to seed" not in page_of(tmp_path).text
+
+
 def test_a_damaged_evaluation_does_not_cost_the_page(make_run, tmp_path) -> None:
     folder = make_run(BASE)
     (folder / "evaluation.json").write_text('[{"data": "digits", "accuracy": "x"}]')
