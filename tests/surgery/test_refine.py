@@ -303,6 +303,9 @@ def test_authors_form_trains_its_norms() -> None:
     ("spec", "words"),
     [
         ("refiner(variant=official,kernel_size=5)", "kernel_size 3"),
+        ("refiner(variant=official,expansion=0)", "expansion=0 leaves no maps"),
+        ("refiner(share=-1)", "share=-1 is too small"),
+        ("refiner(share=-2)", "share=-2 is too small"),
         ("refiner(layers=9)", "out of range"),
         ("dla(kernel_size=1)", "do nothing"),
     ],

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrefine.errors import UserError
 from vitrefine.ops.refined_attention import convolve_maps
 
 
@@ -39,6 +40,8 @@ class OfficialRefiner(nn.Module):
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.dense = dense
         hidden = round(num_heads * expansion)
+        if hidden < 1:
+            raise UserError(f"expansion={expansion} leaves no maps to convolve; 3 is the authors'")
         self.local = nn.Conv2d(
             num_heads if dense else hidden,
             num_heads if dense else hidden,

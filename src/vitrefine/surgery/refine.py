@@ -181,6 +181,8 @@ def refiner(
         variant: the paper's linear form, or the authors' with batch norms, whose outputs change at once
         layers: the attentions that are changed
     """
+    if share < 0:
+        raise UserError(f"share={share} is too small; 0 shares no maps")
     if variant == "official":
         if (kernel_size, constraint) != (3, None):
             raise UserError("variant=official has kernel_size 3 and no constraint; leave those options out")
