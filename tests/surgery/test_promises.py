@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from vitrefine.errors import UserError
 from vitrefine.surgery.census import EQUAL_AT_START, disturb
+from vitrefine.surgery.create import create, report_of, spec_of
 from vitrefine.surgery.graft import RECORD, lineage, strip
 from vitrefine.surgery.newcomer import Newcomer
 from vitrefine.surgery.operate import Report, apply
@@ -555,5 +556,9 @@ def test_the_copy_of_a_part_that_is_compiled_has_weights_of_its_own() -> None:
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
 def test_what_wraps_a_model_is_not_changed_in_its_place(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    with pytest.raises(UserError, match="wraps the model that is to be changed"):
-        apply(wrap(timm.create_model("test_vit")), "cb_s")
+    wrapped = wrap(create("test_vit+cb"))
+    for change in (strip, lambda model: apply(model, "cb_s")):
+        with pytest.raises(UserError, match="wraps the model that is to be changed"):
+            change(wrapped)
+    assert str(spec_of(wrapped)) == "test_vit+cb"
+    assert len(report_of(wrapped).changes) == 3

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath
+from timm.utils.model import unwrap_model
 from torch import nn
 
 from vitrefine.errors import UserError
@@ -80,6 +81,7 @@ def config_of(model: Any, spec: Spec) -> dict[str, Any] | None:
 
 def report_of(model: nn.Module) -> Report:
     """Everything that was done to a model so far."""
+    model = unwrap_model(model)
     record = _record(model)
     original = strip(meta_copy(model))
     added = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in original.parameters())
@@ -91,6 +93,7 @@ def spec_of(model: nn.Module) -> Spec:
 
     A model of timm's that `create` did not make has one too: its architecture, and the arguments that can be read off.
     """
+    model = unwrap_model(model)
     record = _record(model)
     base = record.base or _architecture(model)
     if Spec(base).library == "hf_hub":

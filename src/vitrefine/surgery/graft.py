@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vitrefine.errors import UserError
 from vitrefine.surgery.spec import Call
@@ -142,12 +143,19 @@ def _match(old: nn.Module, parent: nn.Module) -> None:
     old.train(parent.training)
 
 
+def refuse_wrapper(model: nn.Module) -> None:
+    """What was done to a model is written down in the model itself, not in what wraps it."""
+    if isinstance(model, nn.DataParallel | DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        raise UserError(f"{type(model).__name__} wraps the model that is to be changed; change that, and wrap it then")
+
+
 def _is_meta(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters())
 
 
 def strip(model: nn.Module) -> nn.Module:
     """The original model back, bit for bit; it is changed in place and returned."""
+    refuse_wrapper(model)
     for kind, _, rest in surgery_of(model).undo:
         if kind == "replace" and any(p.is_meta for p in rest[1].parameters()) and not _is_meta(model):
             raise UserError(

@@ -72,7 +72,7 @@ def push_to_hub(
 
     with tempfile.TemporaryDirectory() as folder:
         save_folder(model, folder, input_config=input_config, classes=classes)
-        Path(folder, CARD).write_text(_card(unwrap_model(model), f"{HUB[0]}{repo_id}"))
+        Path(folder, CARD).write_text(_card(model, f"{HUB[0]}{repo_id}"))
         api = HfApi(token=token)
         address = _online(repo_id, lambda: api.create_repo(repo_id, private=private, exist_ok=True))
         own = _online(repo_id, lambda: api.file_exists(repo_id, CARD))  # a card that is there may be someone's work

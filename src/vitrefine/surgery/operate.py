@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from vitrefine.errors import UserError
-from vitrefine.surgery.graft import Change, surgery_of, undo_to
+from vitrefine.surgery.graft import Change, refuse_wrapper, surgery_of, undo_to
 from vitrefine.surgery.registry import get, validate
 from vitrefine.surgery.spec import Call, parse_modifications
 
@@ -42,8 +41,7 @@ def apply(model: nn.Module, modifications: str | Call, **options: object) -> Rep
             raise UserError("give options either in brackets or as keywords, and keywords to one modification only")
         calls = (Call(calls[0].name, options),)  # type: ignore[arg-type]
     checked = [(call, validate(call)) for call in calls]
-    if isinstance(model, nn.DataParallel | DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        raise UserError(f"{type(model).__name__} wraps the model that is to be changed; change that, and wrap it then")
+    refuse_wrapper(model)
     record = surgery_of(model)
     before = (len(record.undo), len(record.changes), len(record.modifications))
     parameters = _count(model)
