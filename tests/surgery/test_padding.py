@@ -1,5 +1,6 @@
 """Padding: what a model gives for real tokens does not depend on how many others fill the batch up."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -170,12 +171,35 @@ def test_nothing_is_left_behind() -> None:
     assert not any(isinstance(module, NotesPadding) for module in model.modules())
 
 
+def test_threads_know_of_their_own_padding() -> None:
+    model = text_model(spec="cb(layers=all)")
+    expected = padded(model, 4)
+    other = threading.Thread(target=padded, args=(model, 4), kwargs={"left": True})
+    met, finished = threading.Event(), threading.Event()
+
+    def meet_in_the_first_layer(*args: Any) -> None:
+        if threading.current_thread() is other:
+            met.set()
+            finished.wait(60)
+        else:
+            other.start()
+            met.wait(60)
+
+    model.encoder.layer[0].attention.register_forward_hook(meet_in_the_first_layer)
+    output = padded(model, 4)
+    finished.set()
+    other.join()
+    torch.testing.assert_close(output, expected, rtol=0, atol=0)
+
+
 def test_a_mask_is_of_use_to_its_own_tokens_only() -> None:
-    padding = Padding(torch.tensor([[True, True, False]]))
+    padding = Padding()
+    padding.real = torch.tensor([[True, True, False]])
     assert padding.mask_for(torch.empty(4, 3, 8)) is padding.real
     assert padding.mask_for(torch.empty(4, 5, 8)) is None
     assert padding.mask_for(torch.empty(4, 3, 8, 8)) is None
-    assert Padding(torch.ones(2, 3)).mask_for(torch.empty(4, 3, 8)) is None
+    padding.real = torch.ones(2, 3)
+    assert padding.mask_for(torch.empty(4, 3, 8)) is None
     assert Padding().mask_for(torch.empty(4, 3, 8)) is None
 
 

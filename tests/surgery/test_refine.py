@@ -3,6 +3,7 @@
 import copy
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -491,6 +492,23 @@ def test_a_model_that_shares_maps_is_copied_while_it_trains() -> None:
     twin = copy.deepcopy(model).eval()
     with torch.no_grad():
         torch.testing.assert_close(twin(image), model.eval()(image), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_threads_share_no_maps_with_each_other() -> None:
+    model: Any = _vit()
+    apply(model, "refiner(share=1)")
+    image, other = torch.randn(2, 2, 3, 160, 160, dtype=torch.float64)
+    expected = model(image)
+
+    def run_another(*args: Any) -> None:
+        hook.remove()
+        thread = threading.Thread(target=model, args=(other,))
+        thread.start()
+        thread.join()
+
+    hook = model.blocks[0].attn.register_forward_hook(run_another)
+    torch.testing.assert_close(model(image), expected, rtol=0, atol=0)
 
 
 def test_attentions_that_share_maps_are_still_found() -> None:

@@ -6,7 +6,7 @@ again when the model's forward is over, and because ViLT joins the masks of text
 """
 
 import inspect
-from dataclasses import dataclass
+import threading
 from typing import Any
 
 import torch
@@ -20,11 +20,13 @@ PADDING_GAP = 5000  # padding is written as -10000, the lowest finite number or 
 MASK_ARGUMENTS = ("attention_mask", "attn_mask")  # of Hugging Face, and of timm
 
 
-@dataclass
-class Padding:
-    """What is known of the padding of the layer that runs now."""
+class Padding(threading.local):
+    """What is known of the padding of the layer that runs now; in each thread by itself, for models run in several."""
 
     real: Tensor | None = None  # (B, N), True: a token that is no padding
+
+    def __reduce__(self) -> tuple[type["Padding"], tuple[()]]:
+        return Padding, ()
 
     def mask_for(self, x: Tensor) -> Tensor | None:
         """The mask of the (B, N, C) tokens x, if it is they that were told about."""

@@ -5,9 +5,10 @@ The attention module keeps its projections, biases, masks and names; the tap han
 """
 
 import math
-from dataclasses import dataclass
+import threading
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from vitrefine.errors import UserError
@@ -32,15 +33,33 @@ from vitrefine.surgery.survey import AttentionSite, Survey, survey
 from vitrefine.surgery.tap import AttentionTap
 
 
-@dataclass
 class SharedMaps:
-    """Maps on their way from the block that made them to the blocks that use them again."""
+    """Maps on their way from the block that made them to the blocks that use them again.
 
-    maps: Tensor | None = None
+    A model may run in several threads at once, so each has its own maps. A backward pass may have threads of its own;
+    where it runs a block again, that block uses the maps of the last forward pass.
+    """
 
-    def __getstate__(self) -> dict[str, None]:
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._last: Tensor | None = None
+
+    @property
+    def maps(self) -> Tensor | None:
+        return self._last if _in_backward_pass() else getattr(self._here, "maps", None)
+
+    @maps.setter
+    def maps(self, maps: Tensor) -> None:
+        if not _in_backward_pass():
+            self._here.maps = self._last = maps
+
+    def __reduce__(self) -> tuple[type["SharedMaps"], tuple[()]]:
         """Empty: a copy of a model has not run yet, and maps that belong to a graph cannot be copied."""
-        return {"maps": None}
+        return SharedMaps, ()
+
+
+def _in_backward_pass() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class Refined(Graft):
