@@ -294,6 +294,24 @@ def test_input_and_classes_survive_loading_and_saving_again(file):
     assert read(file)[1] == info
 
 
+def test_names_are_those_of_the_classes_that_a_model_has(file):
+    model = create("test_vit", num_classes=2)
+    for names in (["cat"], "cat"):
+        with pytest.raises(UserError, match="cannot be those of a model of 2 classes"):
+            save(model, file, classes=names)
+    save(model, file, classes=["cat", "dog"])
+    loaded = load(file)
+    loaded.reset_classifier(3)
+    save(loaded, file)
+    assert "classes" not in read(file)[1]
+
+
+def test_what_is_said_of_images_is_numbers_and_texts(file):
+    with pytest.raises(UserError, match=r"numbers, texts and lists of these: .*Tensor"):
+        save(create("test_vit"), file, input_config={"mean": torch.zeros(3)})
+    assert not file.exists()
+
+
 def test_the_size_of_a_model_that_does_not_show_it(file):
     save(create(SMALL_LIT), file)
     assert read(file)[1]["input"]["input_size"] == [3, 64, 64]

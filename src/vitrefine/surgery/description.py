@@ -24,10 +24,19 @@ def describe(
     images = (known | {"input_size": size} if (size := _input_size(model, spec)) else {}) | dict(input_config or {})
     if unknown := sorted(images.keys() - set(INPUT)):
         raise UserError(f"an input configuration has no {unknown[0]}; it has {', '.join(INPUT)}")
-    named = classes or config.get("label_names")
+    named = _class_names(model, classes, config.get("label_names"))
     explicit = Spec(spec.base, tuple(_spelled_out(call) for call in spec.modifications))
-    optional = {"classes": named and list(named), "config": config_of(model, spec)}
+    optional = {"classes": named, "config": config_of(model, spec)}
     return {"spec": str(explicit), "input": images} | {name: value for name, value in optional.items() if value}
+
+
+def _class_names(model: nn.Module, given: Sequence[str] | None, known: Sequence[str] | None) -> list[str] | None:
+    """The names that were given; else those that a checkpoint had, unless the classifier was exchanged since."""
+    names = list(given or known or ())
+    count = getattr(model, "num_classes", len(names))
+    if given and len(names) != count:
+        raise UserError(f"{len(names)} names cannot be those of a model of {count} classes; give one for each class")
+    return names if len(names) == count else None
 
 
 def _input_size(model: nn.Module, spec: Spec) -> list[int] | None:

@@ -45,7 +45,13 @@ def write(path: str | Path, state: Mapping[str, Tensor], info: Mapping[str, Any]
     """
     weights, tied = _once_each(state)
     info = {"version": __version__, **info, "crc32": _crc32(weights)} | ({"tied": tied} if tied else {})
-    content = serialise(weights, {"format": "pt", KEY: json.dumps(info)})
+    try:
+        said = json.dumps(info)
+    except TypeError as error:  # an array among the means, or the like
+        raise UserError(
+            f"a checkpoint tells of images and classes in numbers, texts and lists of these: {error}"
+        ) from error
+    content = serialise(weights, {"format": "pt", KEY: said})
     replace_file(Path(path), content)
 
 
