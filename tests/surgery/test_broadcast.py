@@ -129,21 +129,48 @@ def test_attention_that_is_given_its_tokens_by_name() -> None:
     torch.testing.assert_close(attention(hidden_states=x)[0], expected)
 
 
-def test_attention_with_tokens_before_the_batch_is_refused() -> None:
-    class Sequence(nn.Module):
-        img_size = 8
+class TokensFirst(nn.Module):
+    """As OpenAI's CLIP has it: a model whose blocks work on (tokens, batch, channels)."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 12, 2, 2)
-            self.attention = nn.MultiheadAttention(12, 3)
+    img_size = 8
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x).flatten(2).permute(2, 0, 1)
-            return self.attention(x, x, x)[0]
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 2, 2)
+        self.attention = nn.MultiheadAttention(12, 3)
+        self.mlp = nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12))
 
-    with pytest.raises(UserError, match="does not work on plain tokens"):
-        apply(Sequence(), "cb(block=attention,layers=all)")
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(2).permute(2, 0, 1)
+        x = x + self.attention(x, x, x)[0]
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("cb(block=attention,layers=all)", "does not work on plain tokens"),
+        ("cb(layers=all)", "mean would be one over images"),
+        ("cb_gate(layers=all,position=mid)", "mean would be one over images"),
+        ("se(reduction=2)", "mean would be one over images"),
+        ("extra_block", "attention would be across images"),
+        ("uniform_head(mode=append)", "use mode=replace"),
+    ],
+)
+def test_tokens_before_the_batch_are_refused_where_images_would_mix(spec: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        apply(TokensFirst(), spec)
+
+
+@pytest.mark.parametrize("spec", ["refiner", "uniform_head", "extra_block(kind=mlp)"])
+@torch.no_grad()
+def test_tokens_before_the_batch_stay_with_their_images(spec: str) -> None:
+    model = TokensFirst().double().eval()
+    apply(model, spec)
+    for parameter in model.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(model(images)[:, :1], model(images[:1]))
 
 
 def test_a_place_without_weights_takes_type_and_device_from_its_neighbours() -> None:

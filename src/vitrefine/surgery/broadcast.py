@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrefine.errors import UserError
 from vitrefine.layers.context_broadcast import create_broadcast
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
-from vitrefine.surgery.maps import fills_grid
+from vitrefine.surgery.maps import fills_grid, tokens_first
 from vitrefine.surgery.padding import Padding, padding_around
 from vitrefine.surgery.registry import modification
 from vitrefine.surgery.selection import Layers, resolve_layers
@@ -77,6 +77,11 @@ def mlp_places(found: Survey, model: nn.Module, position: Position) -> list[Plac
         )
     if not found.mlps:
         raise UserError(f"{kind} has no MLP after its attention to broadcast in; try block=attention")
+    if any(tokens_first(found.visits[site.front].inputs) for site in found.mlps):
+        raise UserError(
+            f"{kind} has its tokens before the batch, so that their mean would be one over images; "
+            "it has to work on (batch, tokens, channels)"
+        )
     if any(getattr(module, "chunk_size_feed_forward", 0) for module in model.modules()):
         raise UserError(
             f"{kind} gives its MLPs a few tokens at a time, so they see no mean; set chunk_size_feed_forward to 0"
@@ -105,8 +110,7 @@ def _attention_places(found: Survey, model: nn.Module, position: Position) -> li
     places = []
     for site in found.attentions:
         visit = found.visits[site.name]
-        tokens_first = isinstance(visit.module, nn.MultiheadAttention) and not visit.module.batch_first
-        if len(visit.output) == 3 and len(visit.inputs) == 3 and not tokens_first:
+        if len(visit.output) == 3 and len(visit.inputs) == 3 and not tokens_first(visit.inputs):
             places.append(Place(site.name, position == "front", "NLC", visit.output[-1]))
     if not places:
         raise UserError(f"the attention of {type(model).__name__} does not work on plain tokens; use block=mlp")

@@ -17,7 +17,7 @@ from vitrefine.errors import UserError
 from vitrefine.surgery.broadcast import factory_arguments
 from vitrefine.surgery.flow import Flow, follow
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
-from vitrefine.surgery.maps import layout_of
+from vitrefine.surgery.maps import layout_of, tokens_first
 from vitrefine.surgery.newcomer import Newcomer
 from vitrefine.surgery.padding import MASK_ARGUMENTS, real_tokens
 from vitrefine.surgery.registry import modification
@@ -126,6 +126,11 @@ def extra_block(model: nn.Module, *, kind: Literal["msa", "mlp"] = "msa") -> lis
     found, flow = survey(model), follow(model)
     name = _last_block(found, flow, model)
     block, shape = model.get_submodule(name), found.visits[name].output
+    if kind == "msa" and tokens_first(shape):
+        raise UserError(
+            f"{name} has its tokens before the batch, so that attention would be across images; "
+            "it has to work on (batch, tokens, channels)"
+        )
     layout = layout_of(shape, flow.image, block)
     dim = shape[1 if layout == "NCHW" else -1]
     heads = math.gcd(dim, found.attentions[-1].heads if found.attentions else dim // HEAD_WIDTH)

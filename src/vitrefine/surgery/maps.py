@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from vitrefine.surgery.inputs import BATCH
+
 SAME_RATIO = 0.25  # how far the ratio of a map's sides may be from that of an image which is not square: sides round up
 
 
@@ -38,6 +40,11 @@ def fills_grid(tokens: int, image: Sequence[int]) -> bool:
     """Whether so many tokens are the patches of an image of these sides, and nothing besides."""
     ratio = image[0] / image[1]
     return tokens == round(math.sqrt(tokens * ratio)) * round(math.sqrt(tokens / ratio))
+
+
+def tokens_first(shape: tuple[int, ...]) -> bool:
+    """Whether a shape of the rehearsal is (tokens, batch, channels), the form that `nn.MultiheadAttention` prefers."""
+    return len(shape) == 3 and shape[1] == BATCH != shape[0]
 
 
 def layout_of(shape: tuple[int, ...], image: tuple[int, int] | None, module: nn.Module) -> str:

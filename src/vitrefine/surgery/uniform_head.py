@@ -24,6 +24,7 @@ from vitrefine.surgery.broadcast import factory_arguments
 from vitrefine.surgery.graft import Change, Graft, graft, lineage
 from vitrefine.surgery.heads import HeadAxis
 from vitrefine.surgery.idle import last_head_weights
+from vitrefine.surgery.maps import tokens_first
 from vitrefine.surgery.multihead import explicit_multihead
 from vitrefine.surgery.refine import Refined
 from vitrefine.surgery.registry import modification
@@ -164,7 +165,7 @@ def idle_parameters(model: nn.Module) -> int:
 def _layout(visit: Visit) -> str | None:
     """How an attention's input lies, and its output after it; None where nothing can be added to them."""
     given, gave = visit.inputs, visit.output
-    if len(given) != len(gave) or (isinstance(visit.module, nn.MultiheadAttention) and not visit.module.batch_first):
+    if len(given) != len(gave) or tokens_first(given):
         return None
     if len(given) == 3:
         return "NLC"
