@@ -257,6 +257,21 @@ def test_a_size_that_no_one_would_guess_says_so() -> None:
     assert len(survey(model).attentions) == 12
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+def test_a_model_that_takes_more_than_an_image_says_so() -> None:
+    class Pair(nn.Module):
+        def forward(self, image: Tensor, other: Tensor) -> Tensor:
+            return image + other
+
+    class Batch(nn.Module):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return batch["image"]
+
+    for model in (Pair(), Batch()):
+        with pytest.raises(UserError, match="the part of it that takes images alone"):
+            survey(model)
+
+
 def test_weights_multiplied_by_weights_are_no_attention() -> None:
     class Folded(nn.Module):
         def __init__(self) -> None:

@@ -39,12 +39,13 @@ def rehearse(
         except UserError:
             if failure is None:
                 raise
-        except (RuntimeError, AssertionError, ValueError) as error:  # most likely an image of another size is wanted
+        # Most likely an image of another size is wanted; or something besides the image, or a batch as a dict.
+        except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
             failure = failure or error
     reason = str(failure).strip().partition("\n")[0]
     raise UserError(
         f"{type(model).__name__} runs on no image of a usual size ({reason}); "
-        "set its attribute img_size to the size that it takes"
+        "set its attribute img_size to the size that it takes, or change the part of it that takes images alone"
     ) from failure
 
 
