@@ -76,7 +76,7 @@ def mlp_places(found: Survey, model: nn.Module, position: Position) -> list[Plac
             "so it needs a model that attends or mixes tokens by an MLP"
         )
     if not found.mlps:
-        raise UserError(f"{kind} has no MLP after its attention to broadcast in; try block=attention")
+        raise UserError(f"{kind} has no MLP after its attention")
     if any(tokens_first(found.visits[site.front].inputs) for site in found.mlps):
         raise UserError(
             f"{kind} has its tokens before the batch, so that their mean would be one over images; "
