@@ -134,7 +134,8 @@ def test_it_comes_after_the_last_block() -> None:
 def test_padding_stays_unseen() -> None:
     torch.manual_seed(0)
     model = stirred(bert()).eval()
-    assert apply(model, "extra_block").changes[0].where == "encoder.layer.1"
+    assert str(report := apply(model, "extra_block")).startswith("+extra_block: 1 change, ")
+    assert report.changes[0].where == "encoder.layer.1"
     stirred(model.get_submodule("encoder.layer.1.extra"))
     ids, mask = torch.randint(0, 99, (2, 12)), torch.ones(2, 12, dtype=torch.long)
     mask[:, 8:] = 0

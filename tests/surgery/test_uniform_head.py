@@ -155,6 +155,7 @@ def test_parameters_of_vit_small(mode: str, new: int) -> None:
     assert idle_parameters(model) == (0 if mode == "append" else 591_360)
     acting = "21,459,304 of 22,050,664 act"
     assert (acting in str(report)) == (mode == "replace")
+    assert ": 12 changes, " in str(report)
     assert str(report).count("49,280 parameters idle") == (0 if mode == "append" else 12)
 
 

@@ -136,8 +136,7 @@ def _try(model: nn.Module, modification: str, image: Tensor, before: Tensor) -> 
         except UserError:
             equal = None
     difference = float(f"{((after - before).norm() / before.norm()).item():.1e}") if equal else None
-    places = sum(bool(change.where) for change in report.changes)  # a note on the whole model has none
-    return Outcome("", places, report.new_parameters, difference)
+    return Outcome("", report.places, report.new_parameters, difference)
 
 
 @torch.no_grad()

@@ -18,8 +18,13 @@ class Report:
     changes: tuple[Change, ...]
     new_parameters: int
 
+    @property
+    def places(self) -> int:
+        """How many modules were changed; a note on the whole model is none."""
+        return sum(bool(change.where) for change in self.changes)
+
     def __str__(self) -> str:
-        head = f"+{'+'.join(map(str, self.modifications))}: {len(self.changes)} changes, "
+        head = f"+{'+'.join(map(str, self.modifications))}: {self.places} change{'s' * (self.places != 1)}, "
         head += f"{self.new_parameters:+,} parameters"
         return "\n".join([head, *(f"  {change.where or '(the model)'}: {change.what}" for change in self.changes)])
 
