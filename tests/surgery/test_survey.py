@@ -257,6 +257,25 @@ def test_a_size_that_no_one_would_guess_says_so() -> None:
     assert len(survey(model).attentions) == 12
 
 
+def test_blocks_in_a_list_with_a_norm_after_it_may_be_without_an_mlp() -> None:
+    class Encoder(nn.Module):
+        img_size = 8
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 12, 2, 2)
+            self.encoder = nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(12, 3, 24, batch_first=True), 2, nn.LayerNorm(12), enable_nested_tensor=False
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.encoder(self.stem(x).flatten(2).transpose(1, 2))
+
+    found = survey(Encoder())
+    assert [site.name for site in found.attentions] == [f"encoder.layers.{i}.self_attn" for i in range(2)]
+    assert not found.mlps
+
+
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
 def test_a_model_that_takes_more_than_an_image_says_so() -> None:
     class Pair(nn.Module):

@@ -104,10 +104,11 @@ def _feed_forwards(visits: Visits) -> Iterator[str]:
     mixing = [name for name, visit in visits.items() if visit.mixes]
     innermost = [name for name in mixing if not any(other.startswith(f"{name}.") for other in mixing)]
     order = {name: number for number, name in enumerate(visits)}
-    for name in innermost:
+    for mixer in innermost:
+        name = mixer
         while name:
             parent = name.rpartition(".")[0]
-            later = [sibling for sibling in _children(visits, parent) if order[sibling] > order[name]]
+            later = [child for child in _children(visits, parent) if order[child] > order[mixer]]
             following = next((sibling for sibling in later if _pointwise(visits, sibling)), None)
             if following and not visits[following].mixes and _is_mlp(visits, following) and _widens(visits, following):
                 yield following
