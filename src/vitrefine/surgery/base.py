@@ -115,7 +115,8 @@ def _class_for(transformers: Any, config: Any) -> Any:
     for task in ("IMAGE_CLASSIFICATION_", ""):
         mapping = getattr(transformers, f"MODEL_FOR_{task}MAPPING" if task else "MODEL_MAPPING")
         if type(config) in mapping:
-            return mapping[type(config)]
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found  # DeiT's has a second one, with a teacher
     raise UserError(f"transformers has no model for a {type(config).__name__}")
 
 
