@@ -152,6 +152,7 @@ SWIN = {
     "num_heads": [2, 2],
     "window_size": 4,
 }
+CLIP = {"model_type": "clip", "vision_config": {name: VIT[name] for name in VIT if name != "model_type"}}
 BERT = {
     "model_type": "bert",
     "architectures": ["BertForMaskedLM"],
@@ -178,6 +179,7 @@ def of_transformers(config: dict, rest: str, folder: Path) -> nn.Module:
     [
         (VIT, "(num_labels=3)+refiner+cb_s"),
         (SWIN, "+cb"),
+        (CLIP, "(num_labels=3)+refiner"),
         (BERT, "+refiner"),
         (BERT | {"architectures": None}, "+cb_s"),
     ],

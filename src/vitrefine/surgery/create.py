@@ -29,8 +29,8 @@ SOURCES = frozenset(
     {"pretrained", "weights", "cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"}
 )
 
-# Attributes that may differ between two builds of one model: how it is trained, and which kernel computes it.
-INCIDENTAL = frozenset({"training", "p", "drop_prob", "drop_rate", "grad_checkpointing", "fused_attn"})
+# Attributes that may differ between two builds of one model: how it is trained, what computes it, where it came from.
+INCIDENTAL = frozenset({"training", "p", "drop_prob", "drop_rate", "grad_checkpointing", "fused_attn", "name_or_path"})
 
 
 def create(spec: str | Spec, **kwargs: Any) -> nn.Module:
