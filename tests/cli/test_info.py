@@ -42,6 +42,8 @@ def test_models_of_transformers(tmp_path: Path) -> None:
     transformers.ViTConfig(**small, image_size=32, architectures=["ViTModel"]).save_pretrained(tmp_path / "vit")
     transformers.BertConfig(**small, architectures=["BertModel"]).save_pretrained(tmp_path / "bert")
     assert cost_of(f"hf:{tmp_path}/vit+cb").size == (32, 32)
+    own, larger = cost_of(f"hf:{tmp_path}/vit"), cost_of(f"hf:{tmp_path}/vit", (64, 32))
+    assert larger.params - own.params == (4 * 2 - 2 * 2) * 12  # position embeddings
     with pytest.raises(UserError, match="takes input_ids; info counts what an image costs"):
         cost_of(f"hf:{tmp_path}/bert")
 
@@ -56,6 +58,8 @@ def test_size_goes_to_models_that_fix_theirs() -> None:
     own, larger = cost_of("vit_tiny_patch16_224"), cost_of("vit_tiny_patch16_224", (384, 256))
     assert larger.params - own.params == (24 * 16 - 14 * 14) * 192  # position embeddings
     assert larger.size == (384, 256)
+    own, larger = cost_of("torchvision:vit_b_16"), cost_of("torchvision:vit_b_16", (256, 256))
+    assert larger.params - own.params == (16 * 16 - 14 * 14) * 768
 
 
 def test_size_of_models_that_take_any() -> None:

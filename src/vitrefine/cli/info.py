@@ -104,11 +104,12 @@ def build(spec: str, size: Size | None = None) -> tuple["nn.Module", Size, int]:
     from vitrefine.surgery.spec import parse
 
     parsed = parse(spec)
+    option = "image_size" if parsed.library in ("hf", "torchvision") else "img_size"
     with torch.device("meta"):
         try:
-            model = create(parsed, **({} if size is None else {"img_size": size}))
+            model = create(parsed, **({} if size is None else {option: size[0] if size[0] == size[1] else size}))
         except UserError as error:
-            if size is None or "img_size" not in str(error):
+            if size is None or option not in str(error):
                 raise
             model = create(parsed)  # it takes images of any size
     if size is not None and not _covers(model, size):
