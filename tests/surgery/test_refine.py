@@ -494,6 +494,20 @@ def test_a_model_that_shares_maps_is_copied_while_it_trains() -> None:
         torch.testing.assert_close(twin(image), model.eval()(image), rtol=0, atol=0)
 
 
+def test_checkpointing_that_would_lose_the_gradient_of_shared_maps_is_refused() -> None:
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, image_size=8, patch_size=4
+    )
+    model = ViTModel(config).train()
+    apply(model, "refiner(share=1)")
+    image = torch.randn(2, 3, 8, 8)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model(image)[0].sum().backward()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    with pytest.raises(UserError, match="use_reentrant=False"):
+        model(image.requires_grad_())[0].sum().backward()
+
+
 @torch.no_grad()
 def test_threads_share_no_maps_with_each_other() -> None:
     model: Any = _vit()

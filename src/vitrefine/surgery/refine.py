@@ -43,15 +43,24 @@ class SharedMaps:
     def __init__(self) -> None:
         self._here = threading.local()
         self._last: Tensor | None = None
+        self._differentiable = False
 
     @property
     def maps(self) -> Tensor | None:
-        return self._last if _in_backward_pass() else getattr(self._here, "maps", None)
+        if not _in_backward_pass():
+            return getattr(self._here, "maps", None)
+        if not self._differentiable:
+            raise UserError(
+                "the maps to be shared were made without gradients; activation checkpointing takes "
+                "use_reentrant=False, and a backward pass right after each forward pass"
+            )
+        return self._last
 
     @maps.setter
     def maps(self, maps: Tensor) -> None:
         if not _in_backward_pass():
             self._here.maps = self._last = maps
+            self._differentiable = torch.is_grad_enabled()
 
     def __reduce__(self) -> tuple[type["SharedMaps"], tuple[()]]:
         """Empty: a copy of a model has not run yet, and maps that belong to a graph cannot be copied."""
