@@ -554,6 +554,16 @@ def test_the_copy_of_a_part_that_is_compiled_has_weights_of_its_own() -> None:
     pickle.loads(pickle.dumps(part))
 
 
+def test_a_patched_forward_would_hide_a_change_and_is_refused() -> None:
+    model: Any = timm.create_model("test_vit")
+    patched = model.blocks[1].attn
+    patched.forward = functools.partial(type(patched).forward, patched)
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(UserError, match="would hide any change"):
+        apply(model, "refiner")
+    assert [type(module) for module in model.modules()] == kinds
+
+
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
 def test_what_wraps_a_model_is_not_changed_in_its_place(wrap: Callable[[nn.Module], nn.Module]) -> None:
     wrapped = wrap(create("test_vit+cb"))
