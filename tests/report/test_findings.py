@@ -79,12 +79,26 @@ def test_speed_of_runs_that_shared_the_device_is_not_told(make_run, tmp_path) ->
         make_run(spec, 0, images_per_s=speed, at_once=3)
     group = only_group(tmp_path)
     (found,) = verdicts(group, rows(group))
-    assert found.cost == "at no more parameters or MACs; its speed was not measured"
+    assert found.cost == "costs nothing in parameters, MACs and memory; what it costs in images/s is not known"
     assert costs(group, rows(group)).endswith("of runs that had the device to themselves; some here shared it.")
     make_run(BASE, 1, images_per_s=1000)
     make_run(f"{BASE}+cb", 1, images_per_s=990, at_once=1)
     group = only_group(tmp_path)
     assert [row.images_per_s.value for row in rows(group) if row.images_per_s] == [1000, 990]
+
+
+def test_costs_that_cannot_be_compared_are_not_said_to_be_nothing(make_run, tmp_path) -> None:
+    make_run(BASE, images_per_s=300, at_once=3)
+    make_run(f"{BASE}+cb", params=6_048_000)
+    (found,) = verdicts(group := only_group(tmp_path), rows(group))
+    assert plain(found.cost) == "at +12 % parameters; what it costs in images/s is not known"
+
+
+def test_other_hardware_has_other_costs(make_run, tmp_path) -> None:
+    make_run(BASE)
+    make_run(f"{BASE}+cb", device="NVIDIA H200", images_per_s=9000)
+    (found,) = verdicts(group := only_group(tmp_path), rows(group))
+    assert found.cost == "costs nothing in parameters and MACs; what it costs in images/s and memory is not known"
 
 
 def test_one_seed_goes_by_images(make_run, tmp_path) -> None:

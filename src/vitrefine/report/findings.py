@@ -1,6 +1,5 @@
 """What a group of runs says: a row of figures for each spec, and the answer in plain words."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def rows(group: Group) -> list[Row]:
 
         def measured(read: Callable[[Run], float | None]) -> Figure | None:
             own, others = (_values(owner.finished.values(), read) if owner else [] for owner in (arm, other))
-            return _figure(own, others, noise=_NOISE if alike else math.inf)
+            return _figure(own, others if alike else [], noise=_NOISE)
 
         return Row(
             arm,
@@ -190,14 +189,18 @@ def _verdict(row: Row, base: Row, base_name: str) -> Verdict:
 
 
 def cost(row: Row) -> str:
-    """`costs nothing`, or what changed: `at +12 % parameters and −23 % images/s`; and if the speed is not known."""
+    """`costs nothing`, or what changed: `at +12 % parameters and −23 % images/s`; and what of it is not known."""
     figures = (
         ("parameters", row.params),
         ("MACs", row.macs),
         ("images/s", row.images_per_s),
         ("memory", row.memory),
     )
-    changes = [f"{words.percent(f.ratio)} {name}" for name, f in figures if f and f.ratio is not None and f.differs]
-    if row.images_per_s is None:
-        return f"at {words.listing(changes or ['no more parameters or MACs'])}; its speed was not measured"
-    return f"at {words.listing(changes)}" if changes else "costs nothing"
+    known = {name: (figure, figure.ratio) for name, figure in figures if figure and figure.ratio is not None}
+    unknown = [name for name, _ in figures if name not in known]
+    changes = [f"{words.percent(ratio)} {name}" for name, (figure, ratio) in known.items() if figure.differs]
+    told = f"at {words.listing(changes)}" if changes else "costs nothing"
+    if not unknown:
+        return told
+    where = "" if changes else f" in {words.listing(list(known))}"
+    return f"{told}{where}; what it costs in {words.listing(unknown)} is not known"
