@@ -12,6 +12,8 @@ import vitrefine
 from vitrefine.data.dataset import Place
 from vitrefine.data.open import open_data
 from vitrefine.data.options import DataOptions
+from vitrefine.diagnose.attention import attention_entropy
+from vitrefine.report import attention
 from vitrefine.report.attention import IMAGES, SAMPLE, Look, look
 from vitrefine.report.collect import collect
 from vitrefine.train.fit import fit
@@ -73,6 +75,16 @@ def test_the_photo_is_the_test_image(seen) -> None:
         0
     )
     assert np.abs(pixels(picture.photo) - 255 * grey.numpy()).max() < 1.5
+
+
+def test_images_are_normalised_as_the_model_takes_them(seen, monkeypatch) -> None:
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        attention, "attention_entropy", lambda model, images: given.append(images) or attention_entropy(model, images)
+    )
+    seen(VIT)
+    assert torch.allclose(given[0].amin(), torch.tensor(-1.0))  # black, where mean and deviation are 0.5
+    assert torch.allclose(given[0].amax(), torch.tensor(1.0), atol=0.01)
 
 
 def test_models_that_cannot_be_looked_into_are_named(seen) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from vitrefine.report.entropies import LayerEntropy
 from vitrefine.report.pictures import data_uri, grey_photo, overlay
 from vitrefine.report.results import Arm, Group
 from vitrefine.surgery.checkpoint import load
+from vitrefine.surgery.inputs import normalisation
 from vitrefine.train.fit import Size, fit
 from vitrefine.train.output import logits_of
 from vitrefine.train.recipe import load_recipe
@@ -86,8 +87,8 @@ def look(group: Group, name: str) -> Look:
     for index, arm in arms.items():
         try:
             model, view = _opened(arm, found.seed, data, views)
-            found.entropy[index] = _entropies(model, view.sample)
-            cells[index] = _cells(model, view.shown, data.classes)
+            found.entropy[index] = _entropies(model, _normalised(view.sample, data, model))
+            cells[index] = _cells(model, _normalised(view.shown, data, model), data.classes)
         except UserError as error:
             found.notes.append(f"{arm.label}: {str(error).rstrip('.')}.")
         except Exception as error:  # hours of training must not lose their page to a model that is hard to look into
@@ -120,6 +121,15 @@ def _opened(arm: Arm, seed: int, data: DataSet, views: dict[Size, _View]) -> tup
         options = recipe.data.model_copy(update={"test_batch": SAMPLE})
         views[size] = _view(data.test_loader(place, options, size))
     return load(run.folder / MODEL, device=device), views[size]
+
+
+def _normalised(batch: Batch, data: DataSet, model: nn.Module) -> Batch:
+    """Images as the model was trained on them: one that started from weights kept their mean and deviation."""
+    used = normalisation(model, data.channels) or (data.mean, data.std)
+    own_mean, own_std, mean, std = (
+        torch.tensor(values, device=batch.images.device).view(-1, 1, 1) for values in (data.mean, data.std, *used)
+    )
+    return replace(batch, images=(batch.images * own_std + own_mean - mean) / std)
 
 
 def _entropies(model: nn.Module, sample: Batch) -> list[LayerEntropy]:
