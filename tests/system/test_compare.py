@@ -103,6 +103,19 @@ def test_more_seeds_later_and_a_run_that_fails(
     assert "2 of 7 runs have not finished; the figures are from the other 5." in page  # the foreign one is seen, too
 
 
+def test_more_specs_later(tmp_path: Path) -> None:
+    """They join the others, though nobody says in which folder."""
+    args = ("compare", BASE, *QUICK, "--seeds", "1")
+    assert run(*args, cwd=tmp_path).returncode == 0
+    again = run(*args, "+cb", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "go on with it with --resume" in again.stderr
+    result = run(*args, "+cb", "--resume", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "1 of 2 runs are finished already" in result.stderr
+    assert len(list(tmp_path.glob("runs/*"))) == 1
+
+
 def test_two_at_a_time(compared: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """They come to the same bits as one after the other; one that fails takes nothing with it."""
     (tmp_path / "out" / "cb-s1").mkdir(parents=True)

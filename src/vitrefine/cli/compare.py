@@ -67,7 +67,8 @@ def compare(
     text = dump_recipe(loaded)
     if out is None:
         usual = default_folder(names[0].partition("(")[0], data, 0).name.removesuffix("-s0")
-        out = RUNS / f"compare-{usual}-{short_hash(*names, data, text, *([weights] if weights else []))}"
+        # Without the other specs: with --resume, more of them go into the same folder.
+        out = RUNS / f"compare-{usual}-{short_hash(names[0], data, text, *([weights] if weights else []))}"
     command = ["vitrefine", "compare", *specs, "--data", data, "--recipe", recipe_name]
     command += [word for setting in overrides for word in ("--set", setting)]
     command += ["--weights", weights] if weights else []
