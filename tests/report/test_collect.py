@@ -4,8 +4,11 @@ import pytest
 
 from vitrefine.errors import UserError
 from vitrefine.report.collect import collect
+from vitrefine.report.page import render
 from vitrefine.report.plan import Plan, write_plan
 from vitrefine.report.problems import problems
+
+from .conftest import RECIPE
 
 BASE = "vit_tiny_patch16_224"
 
@@ -53,7 +56,7 @@ def test_of_two_runs_with_one_seed_the_later_counts(make_run, tmp_path) -> None:
 
 def test_planned_runs_that_never_began(make_run, tmp_path) -> None:
     make_run(f"{BASE}+cb", started="2026-01-01T00:00:00")
-    plan = Plan((BASE, f"{BASE}+cb"), 2, "digits", "digits", "", "vitrefine compare")
+    plan = Plan((BASE, f"{BASE}+cb"), 2, "digits", "digits", RECIPE, "vitrefine compare")
     write_plan(tmp_path, plan)
     (group,) = collect([tmp_path], {(BASE, 1): "no room"}).groups
     assert [arm.label for arm in group.arms] == [BASE, "+cb"]
@@ -61,6 +64,17 @@ def test_planned_runs_that_never_began(make_run, tmp_path) -> None:
         (0, "missing", ""),
         (1, "failed", "no room"),
     ]
+
+
+def test_a_comparison_of_which_nothing_began(tmp_path) -> None:
+    """Why is told; without a reason there is nothing to tell."""
+    write_plan(tmp_path, Plan((BASE, f"{BASE}+cb"), 1, "digits", "digits", RECIPE, "vitrefine compare"))
+    found = collect([tmp_path], {(BASE, 0): "no room", (f"{BASE}+cb", 0): "no room"})
+    (group,) = found.groups
+    assert problems(group) == [f"{BASE}, seed 0: failed: no room.", "+cb, seed 0: failed: no room."]
+    assert "No run has finished yet" in render(found)
+    with pytest.raises(UserError, match="there is no run in"):
+        collect([tmp_path])
 
 
 def test_bad_folders(make_run, tmp_path) -> None:
@@ -100,7 +114,7 @@ def test_a_damaged_run_is_left_out(make_run, tmp_path, file: str, content: str) 
 
 def test_a_planned_run_that_is_damaged_has_begun(make_run, tmp_path) -> None:
     """And what it was to be compared with stays the baseline."""
-    plan = Plan((BASE, f"{BASE}+cb"), 1, "digits", "digits", "", "vitrefine compare")
+    plan = Plan((BASE, f"{BASE}+cb"), 1, "digits", "digits", RECIPE, "vitrefine compare")
     write_plan(tmp_path, plan)
     make_run(f"{BASE}+cb")
     damaged = make_run(BASE).rename(tmp_path / plan.folder(BASE, 0))

@@ -220,6 +220,7 @@ def refused(args: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, caps
         ([BASE, "resnet10t+refiner"], "resnet10t+refiner: "),
         ([BASE, "vit_tiny_patch16_224(num_classes=3)"], "has 3 classes, but digits has 10"),
         ([BASE, "--set", "epoch=3"], "epochs"),
+        ([BASE, "--set", "loss.distillation.teacher=no.safetensors"], "there is no file no.safetensors"),
         ([BASE, "--data", "digitz"], "there is no data set or folder 'digitz'"),
         ([BASE, "--recipe", "digit"], "there is no recipe 'digit'"),
     ],

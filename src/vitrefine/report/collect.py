@@ -69,20 +69,20 @@ def _missing(
 ) -> Iterable[Run]:
     """Runs that were planned but have no folder, or one that cannot be read."""
     there = {(run.spec, run.seed) for run in found}
-    for spec, seed in itertools.product(plan.specs if found else (), range(plan.seeds)):
+    for spec, seed in itertools.product(plan.specs if found or errors else (), range(plan.seeds)):
         if (spec, seed) not in there:
-            like, error = found[0], errors.get((spec, seed), "")
+            error = errors.get((spec, seed), "")
             status = "damaged" if (folder / plan.folder(spec, seed)).resolve() in damaged else "missing"
             yield Run(
                 folder=folder / f"{spec} seed {seed}",
                 spec=spec,
                 fitted=spec,
                 seed=seed,
-                data=like.data,
-                fingerprint=like.fingerprint,
-                recipe_name=like.recipe_name,
-                recipe=like.recipe,
+                data=plan.data,
+                fingerprint=found[0].fingerprint if found else "",
+                recipe_name=plan.recipe_name,
+                recipe=plan.recipe,
                 status="failed" if error else status,
-                weights=like.weights,
+                weights=plan.weights or "",
                 error=error,
             )
