@@ -126,6 +126,13 @@ def test_mistakes(args, sentence, tmp_path):
     assert sentence in done.stderr
 
 
+def test_a_seed_that_no_generator_takes(tmp_path):
+    done = run("train", SPEC, "--seed", str(2**64), "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "--seed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_two_runs_do_not_share_a_folder(tmp_path):
     """The second is refused while the first runs, and after it."""
     arguments = command("train", SPEC, *QUICK, "--out", str(tmp_path / "run"))

@@ -268,6 +268,8 @@ def test_mistakes_are_found_before_anything_is_written(small_job, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match=r"1438 training images do not fill one step of 4096"):
         train(small_job(tmp_path / "run", "batch=4096"))
+    with pytest.raises(UserError, match=r"cannot take images of 7x7 \(.*; change data.size or the model"):
+        train(small_job(tmp_path / "run", "data.size=7", spec="vit_tiny_patch16_224(depth=1)"))
     with pytest.raises(UserError, match="precision=fp16 needs a GPU"):
         train(small_job(tmp_path / "run", "precision=fp16"))
 

@@ -24,7 +24,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The run's folder; runs/<spec>-<data>-s<seed> if left out.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, order, augmentation and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of weights, order, augmentation and dropout.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, if there is one.")] = False,
     weights: Weights = None,
     track: Annotated[

@@ -9,10 +9,9 @@ from torch import nn
 from vitrefine.data.dataset import DataSet
 from vitrefine.errors import UserError
 from vitrefine.models.cost import measure
-from vitrefine.train.build import build_model
+from vitrefine.train.build import build_model, check_runs
 from vitrefine.train.fit import Fit, fit
 from vitrefine.train.objective import build_objective
-from vitrefine.train.output import logits_of
 from vitrefine.train.recipe import Recipe
 from vitrefine.train.teacher import open_teacher
 
@@ -44,7 +43,7 @@ def _check(spec: str, data: DataSet, recipe: Recipe, weights: str | None) -> Non
     try:
         measure(model, fitting.size, data.channels)
     except Exception:  # a few models run on values only
-        _run(fitting, data, recipe)
+        check_runs(build_model(fitting, recipe, seed=0, weights=None)[0], fitting, data.channels)
 
 
 def _built(fitting: Fit, recipe: Recipe, weights: str | None) -> nn.Module:
@@ -52,16 +51,3 @@ def _built(fitting: Fit, recipe: Recipe, weights: str | None) -> nn.Module:
         with suppress(UserError), torch.device("meta"):
             return build_model(fitting, recipe, seed=0, weights=None)[0]
     return build_model(fitting, recipe, seed=0, weights=weights)[0]  # a few need values to be built
-
-
-def _run(fitting: Fit, data: DataSet, recipe: Recipe) -> None:
-    """One forward pass."""
-    model, _ = build_model(fitting, recipe, seed=0, weights=None)
-    try:
-        with torch.no_grad():
-            logits_of(model.eval()(torch.zeros(2, data.channels, *fitting.size)))
-    except UserError:
-        raise
-    except Exception as error:
-        size = f"{fitting.size[0]}x{fitting.size[1]}"
-        raise UserError(f"{fitting.spec} cannot take images of {size} ({error})") from error

@@ -14,6 +14,7 @@ from vitrefine.surgery.hub import located
 from vitrefine.surgery.inputs import normalisation
 from vitrefine.surgery.weights import read_any
 from vitrefine.train.fit import PRETRAINED, TRAINING_ONLY, Fit
+from vitrefine.train.output import logits_of
 from vitrefine.train.recipe import Recipe
 
 
@@ -78,6 +79,18 @@ def _source(path: str, model: Any, fit: Fit) -> dict[str, Tensor]:
         source.set_input_size(img_size=fit.size)
     state: dict[str, Tensor] = source.state_dict()
     return state
+
+
+def check_runs(model: nn.Module, fit: Fit, channels: int) -> None:
+    """Refuse a model that cannot take the images that it was fitted to, by one forward pass; leaves it in eval mode."""
+    try:
+        with torch.no_grad():
+            logits_of(model.eval()(torch.zeros(2, channels, *fit.size)))
+    except UserError:
+        raise
+    except Exception as error:
+        size = f"{fit.size[0]}x{fit.size[1]}"
+        raise UserError(f"{fit.spec} cannot take images of {size} ({error}); change data.size or the model") from error
 
 
 def normalise_for(model: nn.Module, data: DataSet) -> None:

@@ -18,7 +18,7 @@ from vitrefine.errors import UserError
 from vitrefine.models.cost import measure
 from vitrefine.models.meta import meta_copy
 from vitrefine.surgery.watch import tensors_in
-from vitrefine.train.build import build_model, normalise_for
+from vitrefine.train.build import build_model, check_runs, normalise_for
 from vitrefine.train.fit import Fit
 from vitrefine.train.job import Job
 from vitrefine.train.objective import Objective, build_objective
@@ -170,7 +170,8 @@ def _seat(accelerator: Accelerator) -> tuple[int, int]:
 def _cost(model: nn.Module, fit: Fit, channels: int) -> tuple[int, int | None]:
     try:
         cost = measure(model, fit.size, channels)
-    except UserError as error:
+    except Exception as error:  # a few models run on values only
+        check_runs(model, fit, channels)
         logging.getLogger(__name__).info("%s", error)
         return sum(parameter.numel() for parameter in model.parameters()), None
     return cost.params, cost.macs
