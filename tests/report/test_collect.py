@@ -31,6 +31,15 @@ def test_first_folder_goes_before_time(make_run) -> None:
     assert labels(late, early, late, late.parent) == [["lit_ti", BASE]]
 
 
+def test_first_folder_goes_before_a_comparison(make_run, tmp_path) -> None:
+    first = make_run("lit_ti")
+    make_run(f"{BASE}+cb", started="2026-01-01T00:00:00")
+    make_run(BASE, started="2026-01-02T00:00:00")
+    write_plan(tmp_path, Plan((BASE, f"{BASE}+cb"), 1, "digits", "digits", RECIPE, "vitrefine compare"))
+    assert labels(tmp_path) == [[BASE, "+cb", "lit_ti"]]
+    assert labels(first, tmp_path) == [["lit_ti", BASE, f"{BASE}+cb"]]
+
+
 def test_other_data_and_other_recipes_are_other_groups(make_run, tmp_path) -> None:
     make_run(BASE)
     make_run(f"{BASE}+cb", fingerprint="beef")

@@ -241,6 +241,13 @@ def test_the_command_of_the_comparison_is_there(make_run, tmp_path) -> None:
     assert "+cb, seed 0: has not begun." in text
 
 
+def test_the_command_of_a_comparison_from_other_weights_is_not(make_run, tmp_path) -> None:
+    recipe = (make_run(BASE) / "recipe.yaml").read_text()
+    plan = Plan((BASE,), 1, "digits", "digits", recipe, "vitrefine compare x --weights pretrained", "pretrained")
+    write_plan(tmp_path, plan)
+    assert "Train and compare: vitrefine compare x --weights pretrained" not in page_of(tmp_path).text
+
+
 def test_a_long_training(make_run, tmp_path) -> None:
     for seed in range(3):
         for spec in (BASE, f"{BASE}+cb", "lit_ti"):

@@ -25,8 +25,8 @@ class Collection:
 def collect(folders: Sequence[Path], errors: Mapping[tuple[str, int], str] = MappingProxyType({})) -> Collection:
     """All runs in some folders and the folders in them.
 
-    The first spec of the first comparison is the baseline; without a comparison, that of the run that began first in
-    the first folder. A run that is damaged does not cost the others their page, unless it is named itself.
+    The first spec of the first folder is the baseline: of a comparison as it was planned, else that of the run that
+    began first. A run that is damaged does not cost the others their page, unless it is named itself.
 
     Args:
         folders: Of runs, of comparisons, or of such folders.
@@ -49,6 +49,8 @@ def collect(folders: Sequence[Path], errors: Mapping[tuple[str, int], str] = Map
         if plan is not None:
             plans.append(plan)
             found += _missing(plan, found, folder, errors, damaged)
+            ranks = {spec: rank for rank, spec in enumerate(plan.specs)}
+            found.sort(key=lambda run: ranks.get(run.spec, len(ranks)))
         for run in found:
             runs.setdefault(run.folder.resolve(), run)
     if not runs:
@@ -56,8 +58,7 @@ def collect(folders: Sequence[Path], errors: Mapping[tuple[str, int], str] = Map
         if damaged:
             raise UserError(f"no run in {where} can be read: {next(iter(damaged.values()))}")
         raise UserError(f"there is no run in {where}; `vitrefine train` makes one")
-    order = [spec for plan in plans for spec in plan.specs]
-    return Collection(group(runs.values(), order), plans, list(folders), list(damaged.values()))
+    return Collection(group(runs.values()), plans, list(folders), list(damaged.values()))
 
 
 def _missing(

@@ -153,16 +153,10 @@ class Group:
         return sorted({run.seed for run in self.runs})
 
 
-def group(runs: Iterable[Run], order: Sequence[str] = ()) -> list[Group]:
-    """The groups of some runs, in the order in which their first runs come.
-
-    Args:
-        runs: In the order in which their specs are to be shown.
-        order: Specs that come before all others, the first of them being the baseline.
-    """
+def group(runs: Iterable[Run]) -> list[Group]:
+    """The groups of some runs, and in each the specs, in the order in which their first runs come."""
     found: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, list[Run]]] = {}
-    ranked = {spec: rank for rank, spec in enumerate(order)}
-    for run in sorted(runs, key=lambda run: ranked.get(run.spec, len(ranked))):
+    for run in runs:
         alike = run.fingerprint, frozenset(run.conditions.items())
         found.setdefault(alike, {}).setdefault(run.spec, []).append(run)
     return [_group(specs) for specs in found.values()]

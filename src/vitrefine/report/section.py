@@ -110,7 +110,8 @@ def _facts(group: Group) -> list[tuple[str, str]]:
 def _commands(group: Group, collection: Collection) -> list[tuple[str, str]]:
     """What each command does, and the command."""
     first = group.first
-    plans = [plan for plan in collection.plans if (plan.data, plan.recipe) == (first.data, first.recipe)]
+    same = (first.data, first.recipe, first.weights)
+    plans = [plan for plan in collection.plans if (plan.data, plan.recipe, plan.weights or "") == same]
     folders = shlex.join(map(str, collection.folders))
     again = ("Make this page again from the runs:", f"vitrefine report {folders}")
     return [*(("Train and compare:", plan.command) for plan in plans), again]
