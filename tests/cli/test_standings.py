@@ -29,7 +29,7 @@ def printed(terminal: bool) -> str:
 
 def test_a_terminal_gets_lines_and_a_file_the_whole_sentence() -> None:
     better = "lit_ti is better than vit_tiny_patch16_224 by 20.0 points"
-    answer = f"{better}; +cb, +cb_s and +refiner cannot be told apart from it."
+    answer = f"{better}; +cb, +cb_s and +refiner cannot be told apart from it. One seed says so; others may not."
     assert answer in printed(terminal=False)
     broken = printed(terminal=True).replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
     head = broken[1 : next(i for i, line in enumerate(broken) if line.startswith("spec"))]

@@ -110,6 +110,15 @@ def test_one_seed_goes_by_images(make_run, tmp_path) -> None:
     (said,) = sentences(only_group(tmp_path))
     assert said.startswith("+cb: +5.6 points over vit_tiny_patch16_224 (95 % interval +3.0 … +8.0, ")
     assert "360 test images, 1 seed): better" in said
+    group = only_group(tmp_path)
+    better = f"+cb is better than {BASE} by 5.6 points"
+    assert headline(group, rows(group)) == f"{better}. One seed says so; others may not."
+    for seed in (1, 2):
+        make_run(BASE, seed, right=right(300 - seed, 360))
+        make_run("lit_ti", seed, right=right(200 + 3 * seed, 360))
+    group = only_group(tmp_path)
+    both = f"{better}; lit_ti is worse by 26.1 points"
+    assert headline(group, rows(group)) == f"{both}. Of +cb one seed says so; others may not."
 
 
 def test_one_spec(make_run, tmp_path) -> None:
@@ -135,6 +144,14 @@ def test_what_did_not_finish_is_said(make_run, tmp_path) -> None:
     ]
     assert sentences(group)[1] == "+cb_s: no run has finished, so nothing can be said."
     assert headline(group, rows(group)).endswith("; nothing can be said of +cb_s.")
+
+
+def test_images_that_could_not_be_read(make_run, tmp_path) -> None:
+    for seed in range(2):
+        make_run(BASE, seed, images=360)
+        make_run(f"{BASE}+cb", seed, images=359)
+    said = f"+cb: it was tested on other images than {BASE}, for some could not be read."
+    assert sentences(only_group(tmp_path)) == [said]
 
 
 def test_no_run_of_the_baseline(make_run, tmp_path) -> None:

@@ -124,7 +124,18 @@ def headline(group: Group, table: list[Row]) -> str:
     if told[None]:
         parts.append(f"nothing can be said of {_listed(told[None], names)}")
     text = "; ".join(parts)
-    return f"{text}." if text.startswith(tuple(names.values())) else f"{text[0].upper()}{text[1:]}."
+    text = text if text.startswith(tuple(names.values())) else f"{text[0].upper()}{text[1:]}"
+    return f"{text}.{_of_one_seed(table, names)}"
+
+
+def _of_one_seed(table: list[Row], names: dict[str, str]) -> str:
+    """A warning where better or worse rests on one seed: that is a verdict on two models, but not on their specs."""
+    found = [(row, row.difference) for row in table if row.difference]
+    single = [row for row, difference in found if difference.over == "images" and difference.sign]
+    if not single:
+        return ""
+    alone = all(difference.over == "images" for _, difference in found)
+    return f" {'One' if alone else f'Of {_listed(single, names)} one'} seed says so; others may not."
 
 
 def _by(found: list[Row]) -> str:
@@ -174,6 +185,8 @@ def _verdict(row: Row, base: Row, base_name: str) -> Verdict:
             why = "no run has finished, so nothing can be said"
         elif base.accuracy is None:
             why = f"no run of {base_name} has finished, so there is nothing to compare with"
+        elif row.arm.right.keys() & base.arm.right.keys():
+            why = f"it was tested on other images than {base_name}, for some could not be read"
         else:
             why = f"it shares no finished seed with {base_name}, so no difference can be taken"
         return Verdict(row.label, None, "", "", why, "")
