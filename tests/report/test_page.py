@@ -10,7 +10,7 @@ import pytest
 from vitrefine.report import section
 from vitrefine.report.attention import Cell, Look, Picture
 from vitrefine.report.collect import collect
-from vitrefine.report.entropies import LayerEntropy
+from vitrefine.report.entropies import LayerEntropy, entropies
 from vitrefine.report.page import render, write_page
 from vitrefine.report.plan import Plan, write_plan
 
@@ -246,6 +246,23 @@ def test_the_command_of_a_comparison_from_other_weights_is_not(make_run, tmp_pat
     plan = Plan((BASE,), 1, "digits", "digits", recipe, "vitrefine compare x --weights pretrained", "pretrained")
     write_plan(tmp_path, plan)
     assert "Train and compare: vitrefine compare x --weights pretrained" not in page_of(tmp_path).text
+
+
+def test_of_specs_that_attend_alike_none_is_picked_out(make_run, tmp_path) -> None:
+    for spec in (BASE, f"{BASE}+cb", "lit_ti"):
+        make_run(spec)
+    (group,) = collect([tmp_path]).groups
+    layers = [LayerEntropy((share,), 100.0) for share in (99.6, 99.9, 80.0)]
+    chart = entropies("entropy", group, {index: [layer] for index, layer in enumerate(layers)})
+    assert chart
+    assert chart.title.replace("\u00a0", " ").startswith(f"{BASE} and +cb attend most evenly, with 100 % of")
+
+
+def test_logs_without_an_epoch_in_common(make_run, tmp_path) -> None:
+    for seed, kept in ((0, slice(0, 10)), (1, slice(10, None))):
+        path = make_run(BASE, seed) / "metrics.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[kept]))
+    page_of(tmp_path)
 
 
 def test_a_long_training(make_run, tmp_path) -> None:

@@ -97,10 +97,10 @@ def _draw(plot: Axes, index: int, whole: Sequence[Curve], broken: Sequence[Curve
     if len(whole) > 1 or broken:
         for line in (*whole, *broken):
             plot.plot(list(line), list(line.values()), linewidth=0.8, alpha=0.35, **style)
-    if not whole:
-        return None
     # Over finished runs only: a mean would jump where one of its runs breaks off.
-    common = sorted(set.intersection(*map(set, whole)))
+    common = sorted(set.intersection(*map(set, whole))) if whole else []
+    if not common:
+        return None
     means = [math.fsum(line[epoch] for line in whole) / len(whole) for epoch in common]
     plot.plot(common, means, linewidth=2.2, zorder=3, **style)
     plot.plot(common[-1:], means[-1:], svg.marker(index), color=style["color"], markersize=6, zorder=4)
@@ -118,6 +118,6 @@ def _title(quantity: Quantity, ends: Mapping[str, float]) -> str:
     if len(ends) == 1:
         return f"{quantity.name} ends at {best}"
     tied = [label for label, end in ends.items() if _shown(end, quantity) == best]
-    names = words.listing(tied) if len(tied) <= 3 else f"{len(tied)} specs"
     verb = "ends" if len(tied) == 1 else "end"
-    return f"{quantity.name}: {names} {verb} {'highest' if quantity.more_is_better else 'lowest'}, at {best}"
+    where = "highest" if quantity.more_is_better else "lowest"
+    return f"{quantity.name}: {words.specs(tied)} {verb} {where}, at {best}"

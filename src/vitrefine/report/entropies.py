@@ -71,6 +71,10 @@ def _draw(plot: Axes, index: int, layers: Sequence[LayerEntropy], shift: float) 
 
 
 def _title(means: Mapping[str, float]) -> str:
-    label, share = max(means.items(), key=lambda mean: mean[1])
-    amount = f"{share:.0f}{words.PER_CENT} of the entropy of uniform attention"
-    return f"Attention has {amount}" if len(means) == 1 else f"{label} attends most evenly, with {amount}"
+    shares = {label: f"{share:.0f}{words.PER_CENT}" for label, share in means.items()}
+    most = shares[max(means, key=lambda label: means[label])]
+    amount = f"{most} of the entropy of uniform attention"
+    if len(means) == 1:
+        return f"Attention has {amount}"
+    tied = [label for label, share in shares.items() if share == most]
+    return f"{words.specs(tied)} {'attends' if len(tied) == 1 else 'attend'} most evenly, with {amount}"

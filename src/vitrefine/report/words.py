@@ -90,6 +90,11 @@ def listing(items: list[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
+def specs(names: list[str]) -> str:
+    """Who they are, or of many how many: `4 specs`."""
+    return listing(names) if len(names) <= 3 else f"{len(names)} specs"
+
+
 def plural(many: int, thing: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{many} {thing}{'' if many == 1 else 's'}"
