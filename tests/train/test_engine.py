@@ -157,6 +157,17 @@ def test_what_changes_nothing_may_change(done, small_job):
     assert train(job) == done[1]
 
 
+def test_a_run_that_shared_its_device_once_was_not_alone(small_job, tmp_path):
+    class Breaks(Silent):
+        def on_epoch(self, line):
+            raise RuntimeError("here")
+
+    with pytest.raises(RuntimeError, match="here"):
+        train(small_job(tmp_path, at_once=3), watch=Breaks())
+    train(small_job(tmp_path, at_once=1, resume=True))
+    assert not read_run(tmp_path).alone
+
+
 def test_a_folder_in_use_is_refused(small_job, tmp_path):
     (tmp_path / "run").mkdir()
     with FolderLock(tmp_path / "run"), pytest.raises(UserError, match="is being written by this very process"):

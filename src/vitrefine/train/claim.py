@@ -20,7 +20,7 @@ from vitrefine.train.setup import Setup
 
 
 def identity(job: Job, data: DataSet, fitting: Fit) -> Line:
-    """What makes a run this run and no other, besides its recipe."""
+    """What run.json says of a run before it is built, and by which it is known again."""
     return {
         "spec": str(fitting.spec),
         "base_spec": job.spec,
@@ -29,6 +29,7 @@ def identity(job: Job, data: DataSet, fitting: Fit) -> Line:
         "recipe": job.recipe_name,
         "seed": job.seed,
         "weights": job.weights,
+        "at_once": job.at_once,
     }
 
 
@@ -46,6 +47,7 @@ def claim(job: Job, about: Line, lock: FolderLock) -> Line | None:
         raise UserError(f"{job.folder} holds a run already; continue it with --resume, or choose another --out")
     check_same(run, about, job.recipe)
     about["started"] = run.about.get("started")
+    about["at_once"] = max(job.at_once, run.told.at_once)  # the speed of the whole run is not that of one alone
     return asdict(run.result) if run.about["status"] == "finished" and run.result else None
 
 
@@ -69,7 +71,6 @@ def _describe(job: Job, setup: Setup) -> Line:
         "macs": setup.macs,
         "device": in_words(accelerator.device),
         "processes": accelerator.num_processes,
-        "at_once": job.at_once,
         "precision": accelerator.mixed_precision,
         "versions": {"vitrefine": __version__, "python": platform.python_version(), **libraries},
         "command": job.command(),
