@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from vitrefine.cli import main
+from vitrefine.train.job import Stopped
+
 SPEC = "vit_tiny_patch16_224(patch_size=8,depth=1,embed_dim=24,num_heads=3)"
 QUICK = ["--set", "epochs=3", "--set", "checkpoint_steps=10", "--set", "log_every=5", "--set", "checkpoint_epochs=1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "COLUMNS": "200"}
@@ -124,6 +127,17 @@ def test_mistakes(args, sentence, tmp_path):
     assert done.stdout == ""
     assert re.fullmatch(r"vitrefine: [^\n]+\n", done.stderr), done.stderr
     assert sentence in done.stderr
+
+
+def test_the_command_that_continues_tracks_as_before(monkeypatch, capsys, tmp_path):
+    def stop(job, watch):
+        raise Stopped(7)
+
+    monkeypatch.setattr("vitrefine.train.engine.train", stop)
+    monkeypatch.setattr(sys, "argv", ["vitrefine", "train", SPEC, "--track", "tensorboard", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.endswith(f"--out {tmp_path} --track tensorboard --resume\n")
 
 
 def test_a_seed_that_no_generator_takes(tmp_path):

@@ -1,5 +1,6 @@
 """`vitrefine train`: train a model, and never lose the run."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +62,7 @@ def train(
         raise
     if result is not None and is_first():
         achieved = f"{result.top1:.2f} % of {result.test_images} test images right"
-        use = f'use it with vitrefine.load("{folder}"), see it with: vitrefine report {folder}'
+        use = f'use it with vitrefine.load("{folder}"), see it with: vitrefine report {shlex.quote(str(folder))}'
         typer.echo(f"{achieved}; the model is {folder}/model.safetensors; {use}")
 
 
@@ -86,7 +87,8 @@ def _run(job: "Job") -> "Result | None":
             return fit(job, watch=view)
     except Stopped as stopped:
         if is_first():
-            typer.echo(f"stopped after step {stopped.step}; continue with: {job.command()} --resume")
+            again = " ".join([job.command(), *(f"--track {name}" for name in job.track), "--resume"])
+            typer.echo(f"stopped after step {stopped.step}; continue with: {again}")
         return None
     finally:
         if dist.is_initialized():
