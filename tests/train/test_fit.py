@@ -68,3 +68,6 @@ def test_channels_and_classes():
 def test_the_loss_may_call_for_a_head():
     spec = fitted("refined_vit_s", data((224, 224)), recipe("loss.token_labels.weight=0.5"))
     assert spec.base.args["token_labels"] is True
+    for other in ("vit_tiny_patch16_224", "resnet10t", "swin_tiny_patch4_window7_224"):
+        with pytest.raises(UserError, match=f"loss.token_labels needs a classifier of patches, which {other} cannot"):
+            fitted(other, data((32, 32)), recipe("loss.token_labels.weight=0.5"))

@@ -70,7 +70,6 @@ def fit(
     if given.get(classes, len(data.classes)) != len(data.classes):
         raise UserError(f"{spec} has {given[classes]} classes, but {data.name} has {len(data.classes)}; leave them out")
     wanted: dict[str, Any] = {classes: len(data.classes)} | ({channels: data.channels} if data.channels != 3 else {})
-    wanted |= {name: value for name, value in recipe.model_arguments().items() if name not in TRAINING_ONLY}
     base = Call(spec.base.name, wanted | given)
     size = recipe.data.size or data.size
     if size_name in given or size is None:
@@ -81,6 +80,12 @@ def fit(
     own = _pair(given[size_name]) if size_name in given else _pair(size or _own_size(model))
     if weights is None and "patch_size" not in given:
         base = _with_small_patches(base, model, own, say)
+    if recipe.loss.token_labels:
+        if not hasattr(model, "aux_head"):
+            wrong = f"loss.token_labels needs a classifier of patches, which {spec} cannot have"
+            raise UserError(f"{wrong}; take refined_vit_s or another Refined-ViT, or set loss.token_labels=null")
+        labels = {name: value for name, value in recipe.model_arguments().items() if name not in TRAINING_ONLY}
+        base = Call(base.name, labels | dict(base.args))
     return Fit(Spec(base, spec.modifications), own)
 
 
