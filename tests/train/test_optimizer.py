@@ -8,6 +8,7 @@ import timm.optim
 import torch
 import torchvision
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
 import vitrefine
@@ -180,3 +181,45 @@ def test_muon_takes_a_closure() -> None:
 
     losses = [optimizer.step(loss).item() for _ in range(20)]
     assert losses[-1] < losses[0]
+
+
+def accepted() -> list[str]:
+    """The optimisers that a recipe may name, one of each class."""
+    names: dict[Any, str] = {}
+    for name in map(str, timm.optim.list_optimizers()):
+        try:
+            recipe(f"optim.name={name}", "optim.eps=null", "optim.betas=null")
+        except UserError:
+            continue
+        names.setdefault(timm.optim.get_optimizer_info(name).opt_class, name)
+    return [name for name in names.values() if not name.startswith(("bnb", "fused", "kron"))]  # kron compiles
+
+
+@pytest.mark.parametrize("name", accepted())
+def test_optimisers_that_a_recipe_may_name_can_be_continued(name: str) -> None:
+    settings = recipe(f"optim.name={name}", "optim.eps=null", "optim.betas=null")
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 5))]
+    optimizers = [build_optimizer(models[0], settings)]
+
+    def step(number: int) -> None:
+        models[number](torch.ones(2, 6)).square().sum().backward()
+        optimizers[number].step()
+        optimizers[number].zero_grad()
+
+    step(0)
+    models.append(copy.deepcopy(models[0]))
+    optimizers.append(build_optimizer(models[1], settings))
+    saved = get_optimizer_state_dict(models[0], optimizers[0])
+    set_optimizer_state_dict(models[1], optimizers[1], copy.deepcopy(saved))
+    for number in (0, 1):
+        torch.manual_seed(1)
+        step(number)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_an_optimiser_that_cannot_be_made_here() -> None:
+    with pytest.raises(UserError, match=r"the optimiser fusedadam cannot be made here \(.*; set optim.name=adamw"):
+        build_optimizer(nn.Linear(6, 8), recipe("optim.name=fusedadam"))

@@ -149,6 +149,10 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, extra: str, expected: 
         ("optim.lr.value=1", "--set optim.lr.value=1: optim.lr must be a number, not a group of settings"),
         ("optim=1", "--set optim=1: optim must be a group of settings (name, lr, "),
         (
+            "optim.name=madgrad",
+            "--set optim.name=madgrad: optim.name: madgrad cannot be continued from a checkpoint; take adamw",
+        ),
+        (
             "optim.name=adamww",
             "--set optim.name=adamww: optim.name: timm has no optimiser 'adamww'; did you mean adamw",
         ),

@@ -66,4 +66,9 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         arguments["fused"] = True
     arguments |= {"lr": recipe.lr, "weight_decay": optim.weight_decay}
     groups = parameter_groups(model, recipe)
-    return Muon(groups, **arguments) if optim.name == "muon" else create_optimizer_v2(groups, optim.name, **arguments)
+    if optim.name == "muon":
+        return Muon(groups, **arguments)
+    try:
+        return create_optimizer_v2(groups, optim.name, **arguments)
+    except Exception as error:  # some are of other packages, or need a GPU
+        raise UserError(f"the optimiser {optim.name} cannot be made here ({error}); set optim.name=adamw") from error

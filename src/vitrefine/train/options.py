@@ -12,6 +12,15 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 
+# Optimisers of timm that no run can be made with, and why.
+_UNFIT = {
+    "adahessian": "needs second derivatives",
+    **dict.fromkeys(
+        ("adafactorbv", "adafactorbvc", "cadafactorbv", "cadafactorbvc", "madgrad", "madgradw"),
+        "cannot be continued from a checkpoint",
+    ),
+}
+
 
 class Conflict(ValueError):
     """Settings that do not go together.
@@ -60,6 +69,8 @@ class Optim(Group):
         if name not in known:
             near = nearest(name, known)
             raise ValueError(f"timm has no optimiser {name!r}; {f'did you mean {near}?' if near else 'take adamw'}")
+        if name in _UNFIT:
+            raise ValueError(f"{name} {_UNFIT[name]}; take adamw or another one")
         return name
 
     def arguments(self) -> dict[str, Any]:
