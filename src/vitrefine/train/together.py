@@ -23,22 +23,28 @@ class _Relay:
     """A `Watcher` that passes on what it is told, as the name of a method and its argument."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.tell: Callable[[tuple[str, Any]], None] = pipe.send
+        self._pipe = pipe
 
     def on_start(self, start: Start) -> None:
-        self.tell(("on_start", start))
+        self._tell("on_start", start)
 
     def on_step(self, line: Line) -> None:
-        self.tell(("on_step", line))
+        self._tell("on_step", line)
 
     def on_epoch(self, line: Line) -> None:
-        self.tell(("on_epoch", line))
+        self._tell("on_epoch", line)
 
     def on_note(self, sentence: str) -> None:
-        self.tell(("on_note", sentence))
+        self._tell("on_note", sentence)
 
     def on_end(self, result: Result) -> None:
-        self.tell(("on_end", result))
+        self._tell("on_end", result)
+
+    def _tell(self, *told: Any) -> None:
+        try:
+            self._pipe.send(told)
+        except BrokenPipeError:  # the process that this was begun for has been killed
+            raise Stopped from None
 
 
 def _work(job: Job, pipe: Connection) -> None:
