@@ -265,6 +265,10 @@ def test_too_little_memory_is_one_sentence(small_job, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"steps of 64 images need .* --resume --set accumulate=2, which"):
         train(small_job(tmp_path / "run"))
     assert read_run(tmp_path / "run").status == "failed"
+    with pytest.raises(UserError, match=r"steps of 15 images need .* --resume --set accumulate=9, which"):
+        train(small_job(tmp_path / "odd", "batch=45", "accumulate=3"))
+    with pytest.raises(UserError, match=r"steps of 1 images need .*; take smaller images or a smaller model"):
+        train(small_job(tmp_path / "least", "batch=1", "augment.mix_probability=0"))
 
 
 def test_mistakes_are_found_before_anything_is_written(small_job, tmp_path):

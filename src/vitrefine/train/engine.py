@@ -104,10 +104,13 @@ def _enough_memory(setup: Setup) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         recipe, processes = setup.recipe, setup.accelerator.num_processes
-        raise OfOneProcess(
-            f"steps of {recipe.per_process(processes)} images need more memory than the device has; continue with "
-            f"--resume --set accumulate={2 * recipe.accumulate}, which computes the same in smaller steps"
-        ) from error
+        images = recipe.batch // processes
+        halved = (more for more in range(2 * recipe.accumulate, images + 1) if images % more == 0)
+        remedy = "take smaller images or a smaller model"
+        if accumulate := next(halved, None):
+            remedy = f"continue with --resume --set accumulate={accumulate}, which computes the same in smaller steps"
+        steps = f"steps of {recipe.per_process(processes)} images"
+        raise OfOneProcess(f"{steps} need more memory than the device has; {remedy}") from error
 
 
 def _note_ending(setup: Setup, about: Line) -> None:
