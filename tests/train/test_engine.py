@@ -157,15 +157,20 @@ def test_what_changes_nothing_may_change(done, small_job):
     assert train(job) == done[1]
 
 
-def test_a_run_that_shared_its_device_once_was_not_alone(small_job, tmp_path):
+def test_a_resumed_run_remembers_where_it_was(small_job, tmp_path, monkeypatch):
+    """Its speed is that of all its devices, and of what shared them."""
+
     class Breaks(Silent):
         def on_epoch(self, line):
             raise RuntimeError("here")
 
-    with pytest.raises(RuntimeError, match="here"):
-        train(small_job(tmp_path, at_once=3), watch=Breaks())
+    for device in ("CPU, 4 threads", "A100", "A100"):
+        monkeypatch.setattr("vitrefine.train.claim.in_words", lambda _, device=device: device)
+        with pytest.raises(RuntimeError, match="here"):
+            train(small_job(tmp_path, at_once=3, resume=True), watch=Breaks())
     train(small_job(tmp_path, at_once=1, resume=True))
     assert not read_run(tmp_path).alone
+    assert read_run(tmp_path).told.device == "CPU, 4 threads, then A100"
 
 
 def test_a_folder_in_use_is_refused(small_job, tmp_path):

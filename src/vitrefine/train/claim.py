@@ -47,14 +47,15 @@ def claim(job: Job, about: Line, lock: FolderLock) -> Line | None:
         raise UserError(f"{job.folder} holds a run already; continue it with --resume, or choose another --out")
     check_same(run, about, job.recipe)
     about["started"] = run.about.get("started")
-    about["at_once"] = max(job.at_once, run.told.at_once)  # the speed of the whole run is not that of one alone
+    about["at_once"] = max(job.at_once, run.told.at_once)  # the speed of the whole run is not that of one alone,
+    about["device"] = run.told.device  # nor that of the device on which it ends
     return asdict(run.result) if run.about["status"] == "finished" and run.result else None
 
 
 def open_folder(setup: Setup, about: Line) -> None:
     """Write recipe.yaml and run.json; `about` is filled in."""
     job = setup.job
-    about |= _describe(job, setup)
+    about |= _describe(job, setup, before=about.get("device", ""))
     about.setdefault("started", datetime.now(UTC).isoformat(timespec="seconds"))
     if not (job.folder / RUN).exists():
         # Before run.json: where that is, the recipe can be read.
@@ -62,14 +63,15 @@ def open_folder(setup: Setup, about: Line) -> None:
     write_about(job.folder, about)
 
 
-def _describe(job: Job, setup: Setup) -> Line:
+def _describe(job: Job, setup: Setup, before: str) -> Line:
     accelerator = setup.accelerator
+    device = in_words(accelerator.device)
     libraries = {name: version(name) for name in ("torch", "timm", "accelerate", "numpy")}
     return {
         "size": list(setup.fit.size),
         "params": setup.params,
         "macs": setup.macs,
-        "device": in_words(accelerator.device),
+        "device": before if before.endswith(device) else f"{before}, then {device}" if before else device,
         "processes": accelerator.num_processes,
         "precision": accelerator.mixed_precision,
         "versions": {"vitrefine": __version__, "python": platform.python_version(), **libraries},
