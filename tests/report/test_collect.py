@@ -81,7 +81,9 @@ def test_a_comparison_of_which_nothing_began(tmp_path) -> None:
     found = collect([tmp_path], {(BASE, 0): "no room", (f"{BASE}+cb", 0): "no room"})
     (group,) = found.groups
     assert problems(group) == [f"{BASE}, seed 0: failed: no room.", "+cb, seed 0: failed: no room."]
-    assert "No run has finished yet" in render(found)
+    page = render(found)
+    assert "No run has finished." in page
+    assert "fingerprint" not in page
     with pytest.raises(UserError, match="there is no run in"):
         collect([tmp_path])
 

@@ -30,6 +30,8 @@ def problems_title(group: Group) -> str:
     missing = sum(len(arm.unfinished) for arm in group.arms)
     if not missing:
         return "Worth knowing"
+    if not done:
+        return "No run has finished."
     verb = "has" if missing == 1 else "have"
     return f"{missing} of {done + missing} runs {verb} not finished; the figures are from the other {done}."
 

@@ -96,7 +96,8 @@ def _facts(group: Group) -> list[tuple[str, str]]:
             versions.setdefault(package, {})[version] = None
     days = sorted(run.started[:10] for run in runs if run.started)
     facts = {
-        "data": f"{group.first.data} (fingerprint {group.first.fingerprint})",
+        "data": group.first.data,
+        "fingerprint": group.first.fingerprint,
         "recipe": group.first.recipe_name,
         "seeds": ", ".join(map(str, group.seeds)),
         "trained": " to ".join(dict.fromkeys(days[:1] + days[-1:])),
