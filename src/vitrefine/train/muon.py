@@ -41,9 +41,9 @@ class Muon(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
-            learning = [parameter for parameter in group["params"] if parameter.grad is not None]
-            self._step_others([parameter for parameter in learning if not _is_matrix(parameter)], group)
-            for matrices in _by_shape(filter(_is_matrix, learning)):
+            others, stacks = _sorted(group["params"])
+            self._step_others(others, group)
+            for matrices in stacks:
                 self._step_matrices(matrices, group)
         return loss
 
@@ -89,12 +89,18 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(matrices, updates, alpha=-group["lr"] * get_lr_scale(flat[0].shape))
 
 
-def _by_shape(matrices: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """What is cut over several processes is alone in its list."""
-    found: dict[Any, list[Tensor]] = defaultdict(list)
-    for matrix in matrices:
-        found[id(matrix) if isinstance(matrix, DTensor) else matrix.shape].append(matrix)
-    return found.values()
+def _sorted(parameters: Iterable[Tensor]) -> tuple[list[Tensor], Iterable[list[Tensor]]]:
+    """Of those with a gradient: what is no matrix, and matrices by shape, but alone where cut over processes."""
+    others: list[Tensor] = []
+    stacks: dict[Any, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if _is_matrix(parameter):
+            stacks[id(parameter) if isinstance(parameter, DTensor) else parameter.shape].append(parameter)
+        else:
+            others.append(parameter)
+    return others, stacks.values()
 
 
 def _is_matrix(parameter: Tensor) -> bool:
