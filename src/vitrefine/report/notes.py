@@ -7,7 +7,7 @@ from vitrefine.report import words
 from vitrefine.report.attention import Look
 from vitrefine.report.findings import Row, baseline_name
 from vitrefine.report.results import Group
-from vitrefine.statistics import half_width
+from vitrefine.statistics import Estimate, half_width
 
 _MORE_SEEDS = (10, 30)
 
@@ -81,18 +81,16 @@ def differences(table: Sequence[Row]) -> str:
             f" Each interval stands for itself: among {len(found)} comparisons without any effect, the chance that at "
             f"least one excludes zero is up to {chance}."
         )
-    return told + _more_seeds(table)
+    return told + _more_seeds(found, table[0].decimals)
 
 
-def _more_seeds(table: Sequence[Row]) -> str:
+def _more_seeds(found: Sequence[Estimate], digits: int) -> str:
     """What more seeds would tell, where these leave it open."""
-    seen = [(row.difference, row.difference.spread) for row in table if row.difference]
-    spreads = [spread for _, spread in seen if spread is not None]
-    counts = [count for count in _MORE_SEEDS if all(found.count < count for found, _ in seen)]
-    if not spreads or not counts or all(found.sign for found, _ in seen):
+    spreads = [each.spread for each in found if each.spread is not None]
+    counts = [count for count in _MORE_SEEDS if all(each.count < count for each in found)]
+    if not spreads or not counts or all(each.sign for each in found):
         return ""
     spread = math.sqrt(sum(each * each for each in spreads) / len(spreads))
-    digits = table[0].decimals
     widths = [f"±{words.number(half_width(spread, count), digits)} with {count}" for count in counts]
     return (
         f" From seed to seed a difference varies by {words.number(spread, digits)} points (standard deviation): "
