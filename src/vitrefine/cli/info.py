@@ -99,17 +99,18 @@ def build(spec: str, size: Size | None = None) -> tuple["nn.Module", Size, int]:
     """
     import torch
 
+    from vitrefine.surgery.base import NAMES
     from vitrefine.surgery.create import create
     from vitrefine.surgery.inputs import example_inputs
     from vitrefine.surgery.spec import parse
 
     parsed = parse(spec)
-    option = "image_size" if parsed.library in ("hf", "torchvision") else "img_size"
+    _, channels_name, size_name = NAMES[parsed.library]
     with torch.device("meta"):
         try:
-            model = create(parsed, **({} if size is None else {option: size[0] if size[0] == size[1] else size}))
+            model = create(parsed, **({} if size is None else {size_name: size[0] if size[0] == size[1] else size}))
         except UserError as error:
-            if size is None or option not in str(error):
+            if size is None or size_name not in str(error):
                 raise
             model = create(parsed)  # it takes images of any size
     if size is not None and not _covers(model, size):
@@ -119,9 +120,9 @@ def build(spec: str, size: Size | None = None) -> tuple["nn.Module", Size, int]:
         raise UserError(f"{spec} takes {' and '.join(inputs)}; info counts what an image costs, and an image alone")
     ((_, channels, *image),) = (value.shape for value in inputs.values())
     args: Any = parsed.base.args
-    own_size = args.get("img_size", image)
+    own_size = args.get(size_name, image)
     height, width = (own_size, own_size) if isinstance(own_size, int) else own_size
-    return model, size or (height, width), args.get("in_chans", channels)
+    return model, size or (height, width), args.get(channels_name, channels)
 
 
 def _covers(model: "nn.Module", size: Size) -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from vitrefine.data.dataset import DataSet
 from vitrefine.data.pillow import TEST_CROP_RATIO
 from vitrefine.errors import UserError, check_choice
+from vitrefine.surgery.base import NAMES
 from vitrefine.surgery.create import spec_of
 from vitrefine.surgery.inputs import example_inputs, normalisation
-from vitrefine.train.fit import NAMES
 from vitrefine.train.output import logits_of
 
 Size = tuple[int, int]

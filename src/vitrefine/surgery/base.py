@@ -22,6 +22,13 @@ from vitrefine.errors import UserError
 from vitrefine.files import user_path
 from vitrefine.surgery.spec import Call, Range, Spec
 
+# What each library calls the number of classes, that of channels, and the size of images.
+NAMES = {
+    "timm": ("num_classes", "in_chans", "img_size"),
+    "hf_hub": ("num_classes", "in_chans", "img_size"),
+    "hf": ("num_labels", "num_channels", "image_size"),
+    "torchvision": ("num_classes", "in_chans", "image_size"),
+}
 UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 FIXED = re.compile(r"got multiple values for (?:keyword )?argument '(\w+)'")
 # Errors that mean no connection, by name: they belong to libraries that need not be there.

@@ -11,7 +11,7 @@ from torch import nn
 
 from vitrefine.data.dataset import DataSet
 from vitrefine.errors import UserError
-from vitrefine.surgery.base import build
+from vitrefine.surgery.base import NAMES, build
 from vitrefine.surgery.hub import located
 from vitrefine.surgery.inputs import example_inputs
 from vitrefine.surgery.registry import canonicalise
@@ -25,13 +25,6 @@ PRETRAINED = "pretrained"  # weights that a model's library has for it
 
 _log = logging.getLogger(__name__)
 
-# What each library calls the number of classes, that of channels, and the size of images.
-NAMES = {
-    "timm": ("num_classes", "in_chans", "img_size"),
-    "hf_hub": ("num_classes", "in_chans", "img_size"),
-    "hf": ("num_labels", "num_channels", "image_size"),
-    "torchvision": ("num_classes", "in_chans", "image_size"),
-}
 LEAST_GRID = 8  # patches to a side: with fewer there is little to attend to
 TRAINING_ONLY = ("drop_path_rate", "drop_rate")  # no part of what a model is
 
