@@ -219,7 +219,7 @@ def write(rows: list[dict[str, object]], folder: Path) -> None:
     kinds = ("model", "mode", "pass", "size")
     table = {tuple(str(row[kind]) for kind in kinds): row for row in [*older, *rows]}
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(table.values())
 
