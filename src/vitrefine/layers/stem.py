@@ -35,6 +35,8 @@ class ConvStem(nn.Module):
         self.proj = nn.Conv2d(128, dim, patch_size // 2, patch_size // 2, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:  # where convolutions in half precision run with channels innermost, and copy what is not
+            x = x.contiguous(memory_format=torch.channels_last)
         return self.proj(self.convs(x))
 
 
