@@ -101,3 +101,22 @@ def write(name: str, rows: Iterable[dict[str, object]], folder: Path = RESULTS) 
         table.writeheader()
         table.writerows(rows)
     print(f"{folder / name}.csv on {platform.machine()}, {torch.cuda.get_device_name()}")
+
+
+def replace_rows(path: Path, rows: list[dict[str, object]], kind: tuple[str, ...]) -> None:
+    """Add rows to a CSV file in the place of older ones of their kind, by the columns that tell one kind from another.
+
+    Called after each measurement, so that a run that is stopped loses nothing.
+    """
+    older: list[dict[str, object]] = []
+    if path.exists():
+        with path.open(newline="") as file:
+            older = list(csv.DictReader(file))
+    table = {tuple(str(row[column]) for column in kind): row for row in [*older, *rows]}
+    if not table:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list((older or rows)[0]))
+        writer.writeheader()
+        writer.writerows(table.values())

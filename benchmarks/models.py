@@ -11,7 +11,6 @@ optimiser, images). Rows of results/models.csv are replaced by newer ones of the
 """
 
 import argparse
-import csv
 import itertools
 import json
 import subprocess
@@ -25,14 +24,12 @@ import timm
 import torch
 import torch.nn.functional as F
 import triton
+from measure import RESULTS, replace_rows
 from torch import nn
 
 import vitrefine
 
-RESULTS = Path(__file__).parent / "results"
 STEPS, AT_ONCE = 12, 8
-FIELDS = ["gpu", "torch", "triton", "timm", "model", "mode", "pass", "size", "batch"]
-FIELDS += ["images_per_s", "p10", "p90", "peak_gib"]
 
 # What it is called, timm's name, options, compiled or not, with our kernels or without.
 ENTRIES: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
@@ -203,25 +200,7 @@ def main() -> None:
                 )
             for problem in found["problems"]:
                 print(f"{label:36s} {problem[:200]}", flush=True)
-            write(rows, options.out)
-
-
-def write(rows: list[dict[str, object]], folder: Path) -> None:
-    """What there is so far, so that a run that is stopped loses nothing, beside older rows of other kinds."""
-    if not rows:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "models.csv"
-    older: list[dict[str, object]] = []
-    if path.exists():
-        with path.open(newline="") as file:
-            older = list(csv.DictReader(file))
-    kinds = ("model", "mode", "pass", "size")
-    table = {tuple(str(row[kind]) for kind in kinds): row for row in [*older, *rows]}
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(table.values())
+            replace_rows(options.out / "models.csv", rows, ("model", "mode", "pass", "size"))
 
 
 if __name__ == "__main__":

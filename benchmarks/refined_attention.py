@@ -10,7 +10,6 @@ maps too, but causal ones, of scores that it is given.
 """
 
 import argparse
-import csv
 import importlib.util
 from collections.abc import Callable
 from math import isnan, nan
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import triton
+from measure import RESULTS, replace_rows
 from torch import Tensor
 
 from vitrefine.layers.official_refiner import OfficialRefiner
@@ -28,7 +28,7 @@ from vitrefine.ops.official_refine_training import Norm, TrainedMix, official_re
 from vitrefine.ops.refined_attention import Mix, attention_maps, refined_attention
 
 SHAPES = [(128, 12, 197, 32), (32, 12, 577, 32), (16, 16, 785, 32), (1, 12, 4096, 32), (2, 12, 4096, 64)]
-RATIO, SIZE, REPEATS, SECONDS = 3, 3, 50, 2.0
+RATIO, SIZE, REPEATS, SECONDS = 3, 3, 50, 0.5
 Attention = Callable[[Tensor, Tensor, Tensor, Mix], Tensor]
 
 
@@ -195,10 +195,9 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(map(str, range(len(SHAPES)))), help="indices into SHAPES")
     parser.add_argument("--compile", default="0", help="indices of the shapes at which competitors are compiled too")
     parser.add_argument("--skip", default="", help="leave out competitors whose name contains this")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "refined_attention.csv")
+    parser.add_argument("--out", type=Path, default=RESULTS / "refined_attention.csv")
     options = parser.parse_args()
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    rows = []
     for index in map(int, options.shapes.split(",")):
         batch, heads, tokens, dim = SHAPES[index]
         competitors: dict[str, Attention] = {
@@ -231,18 +230,15 @@ def main() -> None:
             except torch.OutOfMemoryError:
                 print(f"{name:34s} out of memory")
                 continue
-            rows.append({"batch": batch, "heads": heads, "tokens": tokens, "dim": dim, "name": name} | row | machine)
+            shape = {"batch": batch, "heads": heads, "tokens": tokens, "dim": dim}
+            figures = {column: written(value) for column, value in row.items()}
+            replace_rows(options.out, [{**shape, "name": name, **figures, **machine}], (*shape, "name"))
             print(
                 f"{name:34s} {row['fwd']:8.3f} ({row['fwd_graph']:.3f}) | {row['both']:8.3f} ({row['both_graph']:.3f})"
                 f" | {row['train_mib']:6.0f}".replace("(nan)", "").replace("nan", ""),
                 flush=True,
             )
             torch.cuda.empty_cache()
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=rows[0])
-            writer.writeheader()
-            writer.writerows({column: written(value) for column, value in row.items()} for row in rows)
 
 
 if __name__ == "__main__":
