@@ -59,7 +59,7 @@ class Call:
             slowest: The kernel that takes the longest.
             share: Scratch memory that may be taken at any rate, in sizes of the queries.
         """
-        n_queries, n_keys, item = self.n_queries, self.n_keys, buffers * self.q.element_size()
+        n_queries, n_keys, item = self.n_queries, self.n_keys, self.q.element_size()
         least, tile = share * self.q.nbytes, self.tiles[slowest]
-        work = chunks(self.batch, n_queries, n_keys, self.size, self.padded_heads, item, tile, least)
+        work = chunks(self.batch, n_queries, n_keys, self.size, self.padded_heads, item, buffers, tile, least)
         return work, buffer(work[0].images, work[0].last_out, n_keys, self.size, self.padded_heads)

@@ -33,11 +33,11 @@ class Tile(NamedTuple):
 TILES = {
     "norm": Tile(128, 32, 4),
     "maps": Tile(32, 16, 8),
-    "maps_backward": Tile(16, 16, 4, 2),
+    "maps_backward": Tile(16, 16, 4, 3),
     "aggregate": Tile(32, 16, 8, 3),
     "grad_mix": Tile(16, 32, 4, 3),
     "grad_scores": Tile(16, 16, 4, 2),
-    "grad_keys": Tile(16, 16, 8),
+    "grad_keys": Tile(32, 16, 4),
     "grad_values": Tile(16, 16, 4, 2),
     "grad_bias": Tile(16, 32, 8),
 }
@@ -57,15 +57,18 @@ WIDE_TILES = {
 DEEP_TILES = {
     **WIDE_TILES,
     "maps": Tile(32, 16, 8, 2),
-    "maps_backward": Tile(16, 16, 4, 2),
+    "maps_backward": Tile(16, 16, 4, 3),
+    "grad_mix": TILES["grad_mix"],  # which reads maps alone
     "grad_scores": Tile(16, 32, 8, 2),
 }
 # For more than that: nothing in flight, and more threads to hold the sums.
 WIDEST_TILES = {name: tile._replace(warps=8, stages=1) for name, tile in WIDE_TILES.items()}
 MULTIPROCESSORS = 132  # of an H200
-# Maps of one chunk, all buffers together: enough to occupy the GPU, and no less than so many times the queries, which
-# makes a training step take at most 1.5 times the memory of plain attention's where there are 32 channels a head.
+# Maps of one chunk, all buffers together: enough rows to occupy the GPU, as many forward as the three buffers of the
+# backward pass have together, and no less than so many times the queries, which makes a training step take at most 1.5
+# times the memory of plain attention's where there are 32 channels a head.
 LEAST_BYTES, MOST_BYTES = 84 << 20, 1 << 30
+LEAST_ROWS = 3 * 32 * MULTIPROCESSORS
 FORWARD_SHARE, BACKWARD_SHARE = 8.0, 4.4
 MIX_PROGRAMS = 66  # partial sums of the mix's gradient, for each row of the window
 
@@ -136,7 +139,7 @@ def _chunk_images(batch: int, most: int, tiles: int, resident: int) -> int:
 
 
 def chunks(
-    batch: int, n_queries: int, n_keys: int, size: int, heads: int, item: int, tile: Tile, least: float
+    batch: int, n_queries: int, n_keys: int, size: int, heads: int, item: int, buffers: int, tile: Tile, least: float
 ) -> list[Chunk]:
     """Whole images where they fit the scratch memory, else runs of rows.
 
@@ -147,14 +150,15 @@ def chunks(
         batch, n_queries, n_keys: Of the maps.
         size: Of the mix.
         heads: Padded.
-        item: Bytes of a value, all buffers together.
+        item: Bytes of a value.
+        buffers: That are needed at once.
         tile: Of the kernel that takes the longest.
         least: Bytes that may be taken at any rate.
     """
     resident = MULTIPROCESSORS * (8 // tile.warps)
     whole = buffer(1, n_queries, n_keys, size, heads)
-    row_bytes = whole.width * heads * item
-    budget = int(min(max(LEAST_BYTES, least, MULTIPROCESSORS * 32 * row_bytes), MOST_BYTES))
+    row_bytes = whole.width * heads * item * buffers
+    budget = int(min(max(LEAST_BYTES, least, LEAST_ROWS * whole.width * heads * item), MOST_BYTES))
     most = min(batch, budget // (row_bytes * whole.rows))
     if most >= 1:
         images = _chunk_images(batch, most, cdiv(n_queries, tile.rows), resident)
