@@ -11,3 +11,8 @@ def empty_maps(like: Tensor, batch: int, n_maps: int, n_queries: int, n_keys: in
     Matrix products want rows that start there; at N = 197 every second row would not even start at a word.
     """
     return like.new_empty((batch, n_maps, n_queries, -(-n_keys // ROW) * ROW))[..., :n_keys]
+
+
+def has_gaps(maps: Tensor) -> bool:
+    """Whether rows are apart as in `empty_maps`."""
+    return maps.stride(-1) == 1 and maps.stride(-2) % ROW == 0 and maps.stride(-2) > maps.shape[-1]

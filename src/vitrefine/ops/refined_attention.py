@@ -19,7 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrefine.errors import UserError, check_choice
-from vitrefine.ops.choice import HALF, HOPPER, demand_gpu, exported_for_any, no_autocast, runs_kernels, say_once
+from vitrefine.ops.aligned_maps import has_gaps
+from vitrefine.ops.choice import (
+    AMPERE,
+    HALF,
+    HOPPER,
+    demand_gpu,
+    exported_for_any,
+    no_autocast,
+    runs_kernels,
+    say_once,
+)
 
 IMPLEMENTATIONS = ("auto", "reference", "collapsed", "sdpa", "triton")
 SEE_MAPS = ("auto", "reference", "collapsed", "triton")  # those that have the maps to hand out
@@ -165,7 +175,17 @@ def aggregate(maps: Tensor, v: Tensor, *, dropout_p: float = 0.0) -> Tensor:
     """maps @ v. Where maps outnumber value heads (no reduction), the r maps of a group read the same value head."""
     if maps.shape[1] != v.shape[1]:
         v = v.repeat_interleave(maps.shape[1] // v.shape[1], dim=1)
+    if not dropout_p and _made_by_kernels(maps) and maps.dtype == v.dtype:
+        from vitrefine.ops.kernels.aggregate_maps_op import MAX_DIM, aggregate_maps_triton
+
+        if v.shape[-1] <= MAX_DIM:
+            return aggregate_maps_triton(maps, v)
     return F.dropout(maps, dropout_p) @ v
+
+
+def _made_by_kernels(maps: Tensor) -> bool:
+    """Whether rows of maps start at whole vectors, with gaps, which only our kernels give them."""
+    return runs_kernels(maps, AMPERE) and maps.dtype in HALF and has_gaps(maps)
 
 
 def _choose(

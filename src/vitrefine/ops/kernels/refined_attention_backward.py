@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from vitrefine.ops.kernels.aggregate_maps import grad_values
 from vitrefine.ops.kernels.launch import Launcher
 from vitrefine.ops.kernels.refined_attention_call import Call
 from vitrefine.ops.kernels.refined_attention_grad_bias import bind_grad_bias
@@ -18,17 +19,15 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def values_by_kernel(kept: Tensor, dropout_p: float) -> bool:
-    """Whether dV needs a kernel. Kept maps give it by one product, unless other maps than those were aggregated."""
+    """Whether dV is taken a chunk at a time. Kept maps give it at once, unless it was others that were aggregated."""
     return not kept.numel() or dropout_p > 0
 
 
-def empty_gradients(
-    q: Tensor, k: Tensor, v: Tensor, mix: Tensor, mask: Tensor | None, *, by_kernel: bool, mask_grad: bool
-) -> Gradients:
+def empty_gradients(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, mask: Tensor | None, *, mask_grad: bool) -> Gradients:
     """What `differentiate` returns, unfilled."""
     dmask = mask.new_empty(mask.shape) if mask_grad and mask is not None else q.new_empty((0,))
     dq, dk, dv = (torch.empty_like(rows_contiguous(t)) for t in (q, k, v))
-    return dq, dk, dv if by_kernel else v.new_empty(v.shape), mix.new_empty(mix.shape), dmask
+    return dq, dk, dv, mix.new_empty(mix.shape), dmask
 
 
 def differentiate(
@@ -65,7 +64,7 @@ def differentiate(
     dq = torch.empty_like(q)
     dk, dv = (torch.zeros_like(t, dtype=torch.float32) if by_rows else torch.empty_like(t) for t in (k, v))
     if not by_kernel:
-        dv = kept.mT @ grad
+        dv = grad_values(launch, grad, kept, v)
     dmask = q.new_empty(0)
     if mask_grad and mask is not None:
         dmask = q.new_zeros((mask.shape[0], call.heads, call.n_queries, call.n_keys), dtype=torch.float32)

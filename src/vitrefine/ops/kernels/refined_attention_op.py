@@ -89,8 +89,7 @@ def _backward(
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, mask: Tensor | None, *others: Any
 ) -> tuple[Tensor, ...]:
-    _, _, _, _, kept, _, dropout_p, _, mask_grad = others
-    return empty_gradients(q, k, v, mix, mask, by_kernel=values_by_kernel(kept, dropout_p), mask_grad=mask_grad)
+    return empty_gradients(q, k, v, mix, mask, mask_grad=others[-1])
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
