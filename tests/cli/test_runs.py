@@ -1,5 +1,6 @@
 """The list of runs: readable in eighty columns, and not silenced by one that is damaged."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitrefine.cli.runs import runs
+from vitrefine.train.job import Result
 
 SPEC = "vit_tiny_patch16_224(depth=2)+refiner(expansion=2,kernel_size=1)"
 
@@ -58,3 +60,12 @@ def test_a_log_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
     runs(tmp_path, as_json=True)
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["epochs_done"], row["top1"], row["params"]) == (1, 41.5, 5_400_000)
+
+
+def test_speed_is_that_of_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = dataclasses.asdict(Result(41.5, 90.0, 1.0, 8, 1234.0, 512.0, 9.0, 1, 5_400_000, 360_000_000, "ff"))
+    for name, at_once in (("alone", 1), ("together", 3)):
+        write_run(tmp_path / name, status="finished", at_once=at_once)
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+    runs(tmp_path)
+    assert capsys.readouterr().out.count("1,234") == 1

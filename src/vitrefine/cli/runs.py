@@ -85,8 +85,8 @@ def _name(row: dict[str, Any], with_data: bool) -> Text:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Seed, parameters, epochs, accuracy and speed."""
-    speed = (row.get("result") or {}).get("images_per_s")
+    """Seed, parameters, epochs, accuracy, and speed, where it had the device to itself."""
+    speed = (row.get("result") or {}).get("images_per_s") if row.get("at_once", 1) == 1 else None
     figures = (
         (row.get("seed"), "{:d}", 1),
         (row.get("params"), "{:.2f} M", 1e6),

@@ -43,6 +43,8 @@ def print_standings(console: Console, groups: "list[Group]") -> None:
             console.print(Text(notes.summary(group)))
         console.print(Text(findings.headline(group, rows), style="bold"), soft_wrap=whole)
         console.print(_table(rows, findings.short_names(group)))
+        if caution := notes.many(rows):
+            console.print(Text(caution, style="dim"), soft_wrap=whole)
         for problem in problems(group):
             console.print(Text(problem, style="yellow"), soft_wrap=whole)
 

@@ -74,14 +74,19 @@ def differences(table: Sequence[Row]) -> str:
     found = [row.difference for row in table if row.difference]
     told = f"Dot: mean difference, filled where the 95{words.PER_CENT} interval (bar) excludes zero"
     told += "; ticks below: single seeds." if any(each.over == "seeds" for each in found) else "."
-    if len(found) > 1:
-        # Bonferroni's bound, which holds whatever the comparisons have in common.
-        chance = f"{min(100, 5 * len(found))}{words.PER_CENT}"
-        told += (
-            f" Each interval stands for itself: among {len(found)} comparisons without any effect, the chance that at "
-            f"least one excludes zero is up to {chance}."
-        )
-    return told + _more_seeds(found, table[0].decimals)
+    return f"{told} {many(table)}".rstrip() + _more_seeds(found, table[0].decimals)
+
+
+def many(table: Sequence[Row]) -> str:
+    """What to keep in mind where there are several comparisons."""
+    found = sum(row.difference is not None for row in table)
+    if found < 2:
+        return ""
+    # Bonferroni's bound, which holds whatever the comparisons have in common.
+    return (
+        f"Each interval stands for itself: among {found} comparisons without any effect, the chance that at least one "
+        f"excludes zero is up to {min(100, 5 * found)}{words.PER_CENT}."
+    )
 
 
 def _more_seeds(found: Sequence[Estimate], digits: int) -> str:
