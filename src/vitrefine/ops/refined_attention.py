@@ -57,12 +57,14 @@ class Mix(NamedTuple):
         if some is None:
             raise UserError("this refinement has no step: give it an expansion, a local kernel or a reduction")
         hidden = self.expand.shape[0] if self.expand is not None else some.shape[-1 if self.local is None else 0]
-        identity = torch.eye(hidden, dtype=some.dtype, device=some.device)
-        expand = identity if self.expand is None else self.expand
-        reduce = identity if self.reduce is None else self.reduce
+        reduce, expand = (
+            torch.eye(hidden, dtype=some.dtype, device=some.device) if weight is None else weight
+            for weight in (self.reduce, self.expand)
+        )
         local = some.new_ones(hidden, 1, 1) if self.local is None else self.local
         with no_autocast(some):  # small, and what it loses every map would feel
-            return torch.einsum("gm,mab,mh->ghab", reduce, local, expand)
+            taps = reduce[:, :, None] * local.flatten(1)  # then a product, in fewer kernels than an einsum takes
+            return torch.bmm(expand.T.expand(len(taps), -1, -1), taps).unflatten(-1, local.shape[1:])
 
 
 def convolve_maps(maps: Tensor, kernel: Tensor, *, groups: int = 1, grid: tuple[int, int] | None = None) -> Tensor:
