@@ -170,6 +170,17 @@ def test_layers_of_other_kinds_stay_in_order() -> None:
     assert names == [f"blocks.{number}.attn" for number in range(4)]
 
 
+def test_layers_are_counted_in_the_model() -> None:
+    torch.manual_seed(0)
+    pyramid = diagnose(vitrefine.create("pvt_small", img_size=64, depths=(1, 1, 1, 2)), images(4))
+    assert pyramid["entropy"].numbers == [1, 2, 3, 4, 5]
+    assert pyramid["distance"].numbers == [4, 5]  # keys of the others are fewer than their queries
+    assert [row["number"] for row in pyramid["distance"].rows() if row["head"] == "all"] == [3, 4]
+    assert pyramid.queries is not None
+    assert pyramid.queries.numbers == [4, 5]
+    assert diagnose(small(), images(4), layers=2)["entropy"].numbers == [3]
+
+
 def test_of_many_rows_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     every = diagnose(small(), images(4))["entropy"]
     monkeypatch.setattr("vitrefine.diagnose.collect.MOST_ROWS", 20)

@@ -1,6 +1,7 @@
 """Sentences name the layers that they are about, counted from 1, and only what is there."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,9 +23,23 @@ def entropy(*shares: float) -> dict[str, Profile]:
 
 
 def test_spans() -> None:
-    assert spans([7, 8, 9, 10, 11]) == "8–12"
-    assert spans([0, 3, 4, 5]) == "1, 4–6"
-    assert spans([2]) == "3"
+    assert spans([8, 9, 10, 11, 12]) == "8–12"
+    assert spans([1, 4, 5, 6]) == "1, 4–6"
+    assert spans([3]) == "3"
+
+
+def test_layers_are_counted_in_the_model() -> None:
+    """Of a pyramid, only the last layers see the whole image."""
+    far = replace(profile("distance", [0.2, 0.6]), places=(13, 15))
+    assert findings({"distance": far}) == [
+        "attention reaches 0.20 of the image's sides in layer 14 and 0.60 in layer 16"
+    ]
+    same = replace(profile("distance", [0.6, 0.6]), places=(14, 15))
+    assert findings({"distance": same}) == ["attention reaches equally far in layers 15–16: 0.60 of the image's sides"]
+    narrow = replace(profile("class_entropy", [4.0, 2.0], BOUND), places=(13, 15))
+    assert "narrows from layer 14 to the last: 76" in findings({"class_entropy": narrow})[0]
+    sharp = {"entropy": replace(entropy(0.4, 0.95)["entropy"], places=(3, 5))}
+    assert findings(sharp)[0].startswith("layer 6 is nearly uniform")
 
 
 def test_uniform_layers_are_named() -> None:

@@ -95,6 +95,14 @@ def test_pyramids_and_windows() -> None:
     assert "sees the whole image at once, so no map can be drawn" in text
 
 
+def test_layers_are_counted_in_the_model() -> None:
+    """Of a pyramid, only the last layers see the whole image."""
+    page = page_of(examine(open_subject("pvt_small(img_size=64,depths=[1,1,1,2])"), "digits", 4))
+    strips = page.text[page.text.index("What a query attends to") : page.text.index("The figures")]
+    assert "layer 4" in strips
+    assert "layer 1" not in strips
+
+
 def test_names_are_text(vit: Examined) -> None:
     import dataclasses
 

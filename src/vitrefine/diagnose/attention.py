@@ -59,19 +59,19 @@ def prefix_tokens_of(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def attention_maps_on(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Where each layer that sees the whole image at once looks, (B, h, w) in 0..1.
+def attention_maps_on(model: nn.Module, images: Tensor) -> list[tuple[int, Tensor]]:
+    """Where each layer that sees the whole image at once looks: its number from 0, and (B, h, w) in 0..1.
 
     That is what its class token attends to, or its mean token where it has none.
     """
-    found: list[Tensor] = []
+    found: list[tuple[int, Tensor]] = []
 
-    def look(_: Attention, call: Call) -> None:
+    def look(attention: Attention, call: Call) -> None:
         grid = over_image(call, len(images), _size(images), prefix_tokens_of(model))
         if grid is not None and call.proper:
             some = slice(0, 1) if grid.prefix else slice(None)
             row = call.maps(queries=some).float().mean(dim=(1, 2))
-            found.append(_heat(row, grid))
+            found.append((attention.number, _heat(row, grid)))
 
     with evaluating(model), capture(model, on_call=look):
         model(images)
@@ -91,7 +91,7 @@ def attention_map(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     found = attention_maps_on(model, images)
     if not -len(found) <= layer < len(found):
         raise UserError(f"layer {layer} is out of range: {len(found)} attentions see the whole image at once")
-    return found[layer]
+    return found[layer][1]
 
 
 @torch.no_grad()

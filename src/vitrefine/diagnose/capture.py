@@ -37,6 +37,7 @@ class Attention:
     heads: int
     calls: list[Call] = field(default_factory=list)
     runs: int = 0
+    number: int = 0  # among all attentions of the model, from 0
 
     def __str__(self) -> str:
         shapes = ", ".join("×".join(map(str, call.shape)) for call in self.calls)
@@ -57,8 +58,9 @@ def capture(model: nn.Module, layers: Layers = "all", *, on_call: OnCall | None 
     """
     inner = unwrap_model(model)
     sites = _sites(inner)
-    chosen = [sites[i] for i in resolve_layers(layers, len(sites))]
-    attentions = [Attention(site.name, site.heads) for site in chosen]
+    numbers = resolve_layers(layers, len(sites))
+    chosen = [sites[number] for number in numbers]
+    attentions = [Attention(sites[number].name, sites[number].heads, number=number) for number in numbers]
     operated = RECORD in vars(inner)
     before = len(surgery_of(inner).undo)
     ran: list[bool] = []

@@ -65,6 +65,7 @@ class AttentionCollector:
     seen: list[Seen] = field(default_factory=list)  # in this batch
     values: dict[str, dict[str, list[Tensor]]] = field(default_factory=dict)  # of `quantities`, by batch
     keys: dict[str, int] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)  # of layers in the model
     placed: dict[tuple[TokenGrid, torch.device], Tensor] = field(default_factory=dict)  # coordinates
 
     def begin(self, images: Tensor) -> None:
@@ -77,6 +78,7 @@ class AttentionCollector:
         places = None if grid is None else self._coordinates(grid, call)
         found = call_statistics(call, places, None if grid is None else middle(grid))
         refined = refined_similarity(call) if call.is_refined else None
+        self.places[attention.name] = attention.number
         self.seen.append(Seen(attention.name, found, refined, keys, grid, call.proper))
 
     def _coordinates(self, grid: TokenGrid, call: Call) -> Tensor:
@@ -109,7 +111,7 @@ class AttentionCollector:
             Layer.of(name, torch.cat(values, dim=1), self._bound(key, name))
             for name, values in self.values[key].items()
         ]
-        return Profile(key, *TITLES[key], tuple(layers))
+        return Profile(key, *TITLES[key], tuple(layers), tuple(self.places[layer.name] for layer in layers))
 
     def _bound(self, key: str, name: str) -> float | None:
         if key in ("entropy", "class_entropy"):
@@ -122,7 +124,7 @@ class AttentionCollector:
         if not rows:
             return None
         maps = [(torch.stack(sums).sum(dim=0) / self.images).cpu() for sums in rows.values()]
-        return QueryMaps("middle patch", list(rows), maps, self.images)
+        return QueryMaps("middle patch", list(rows), maps, self.images, [self.places[name] + 1 for name in rows])
 
 
 def quantities(seen: Sequence[Seen]) -> list[dict[str, Tensor]]:

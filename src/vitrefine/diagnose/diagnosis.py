@@ -93,9 +93,8 @@ class Diagnosis:
             axes.set_axis_off()
         for axes, profile in zip(grid.flat, self.profiles.values(), strict=False):
             low, high = ([getattr(layer.whole, end) for layer in profile.layers] for end in ("low", "high"))
-            numbers = range(1, len(low) + 1)
-            axes.fill_between(numbers, low, high, alpha=0.2, linewidth=0)
-            axes.plot(numbers, profile.means, marker="o", markersize=3)
+            axes.fill_between(profile.numbers, low, high, alpha=0.2, linewidth=0)
+            axes.plot(profile.numbers, profile.means, marker="o", markersize=3)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_title(profile.title, fontsize=8)
         return figure

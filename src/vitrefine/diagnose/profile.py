@@ -68,6 +68,12 @@ class Profile:
     title: str
     unit: str
     layers: tuple[Layer, ...]
+    places: tuple[int, ...] = ()  # of these among all layers of the model, from 0, where some are left out
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the layers, as people count them: from 1."""
+        return [place + 1 for place in self.places or range(len(self.layers))]
 
     @property
     def means(self) -> list[float]:
@@ -86,8 +92,8 @@ class Profile:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each layer and for each of its heads."""
-        for number, layer in enumerate(self.layers):
-            whole = {"quantity": self.key, "unit": self.unit, "number": number, "layer": layer.name}
+        for number, layer in zip(self.numbers, self.layers, strict=True):
+            whole = {"quantity": self.key, "unit": self.unit, "number": number - 1, "layer": layer.name}
             for head, summary in ("all", layer.whole), *enumerate(layer.heads):
                 yield {**whole, "head": head, **vars(summary), "bound": layer.bound}
 
@@ -109,12 +115,15 @@ class Profile:
 
         figure = Figure(figsize=(6.4, 3.4), layout="constrained")
         axes = figure.add_subplot()
-        numbers = list(range(1, len(self.layers) + 1))
+        numbers = self.numbers
         low, high = ([getattr(layer.whole, end) for layer in self.layers] for end in ("low", "high"))
         axes.fill_between(numbers, low, high, alpha=0.2, linewidth=0, label="15th to 85th percentile")
         axes.plot(numbers, self.means, marker="o", label="mean")
         dots = [
-            (n, head.mean) for n, layer in enumerate(self.layers, 1) for head in layer.heads if len(layer.heads) > 1
+            (number, head.mean)
+            for number, layer in zip(numbers, self.layers, strict=True)
+            for head in layer.heads
+            if len(layer.heads) > 1
         ]
         if dots:
             across, up = zip(*dots, strict=True)

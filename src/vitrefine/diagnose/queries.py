@@ -20,6 +20,7 @@ class QueryMaps:
     names: Sequence[str]
     maps: Sequence[Tensor]  # of each layer (heads, h, w), rows of sums at most one
     images: int
+    numbers: Sequence[int]  # of the layers in the model, from 1
 
     def __str__(self) -> str:
         width = max(map(len, self.names))

@@ -32,19 +32,25 @@ def findings(
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Layers as people count them, from 1: `8–12`, `3`, `1, 4–6`."""
+    """Numbers in as few words as can be: `8–12`, `3`, `1, 4–6`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(str(run[0] + 1) if len(run) == 1 else f"{run[0] + 1}–{run[-1] + 1}" for run in runs)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def layers(numbers: Sequence[int]) -> str:
     """`layer 3`, `layers 8–12`."""
     return f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
+
+
+def _all(profile: Profile) -> str:
+    """All layers that a quantity was measured of; those of a model, where none is left out before the last."""
+    numbers = profile.numbers
+    return "all layers" if numbers == list(range(1, len(numbers) + 1)) else layers(numbers)
 
 
 def percent(share: float) -> str:
@@ -56,40 +62,44 @@ def _entropy(profiles: Mapping[str, Profile]) -> str:
     shares = profile.shares if profile else None
     if not profile or not shares:
         return ""
-    even = [i for i, share in enumerate(shares) if share >= NEARLY_UNIFORM]
-    sharp = [i for i, share in enumerate(shares) if share < SHARP]
+    by_layer = dict(zip(profile.numbers, shares, strict=True))
+    even = [number for number, share in by_layer.items() if share >= NEARLY_UNIFORM]
+    sharp = [number for number, share in by_layer.items() if share < SHARP]
     average = f"attention has {percent(fmean(shares))} of maximal entropy on average, {profile.mean:.2f} nats"
     if len(even) == len(shares):
-        return f"all layers are nearly uniform: {average}; CB gives such attention for nothing"
+        return f"{_all(profile)} are nearly uniform: {average}; CB gives such attention for nothing"
     if even:
-        those = fmean([shares[i] for i in even])
+        those = fmean([by_layer[number] for number in even])
         verb = "are" if len(even) > 1 else "is"
         what = f"{layers(even)} {verb} nearly uniform: {percent(those)} of maximal entropy; CB targets exactly this"
         return f"{what} ({average})"
     if sharp:
         verb = "attend" if len(sharp) > 1 else "attends"
         return f"{average}; {layers(sharp)} {verb} sharply, below {percent(SHARP)}; no layer is nearly uniform"
-    return (
-        f"{average}; no layer is nearly uniform, the nearest is {layers([shares.index(max(shares))])} with "
-        + percent(max(shares))
-    )
+    nearest = max(by_layer, key=by_layer.__getitem__)
+    return f"{average}; no layer is nearly uniform, the nearest is layer {nearest} with {percent(by_layer[nearest])}"
 
 
 def _class_entropy(profiles: Mapping[str, Profile]) -> str:
     profile = profiles.get("class_entropy")
     shares = profile.shares if profile else None
-    if not shares:
+    if not profile or not shares:
         return ""
     first, last = shares[0], shares[-1]
     how = "narrows" if last < first - 0.05 else "widens" if last > first + 0.05 else "stays as wide as it was"
-    return f"the class token's attention {how} from the first layer to the last: {percent(first)} → {percent(last)}"
+    start = "the first layer" if profile.numbers[0] == 1 else layers(profile.numbers[:1])
+    return f"the class token's attention {how} from {start} to the last: {percent(first)} → {percent(last)}"
 
 
 def _heads(profiles: Mapping[str, Profile]) -> str:
     profile = profiles.get("head_similarity")
     if not profile or all(len(layer.heads) < 2 for layer in profile.layers):
         return ""
-    alike = [i for i, layer in enumerate(profile.layers) if len(layer.heads) > 1 and layer.whole.mean >= ALIKE]
+    alike = [
+        number
+        for number, layer in zip(profile.numbers, profile.layers, strict=True)
+        if len(layer.heads) > 1 and layer.whole.mean >= ALIKE
+    ]
     if not alike:
         return f"heads differ: the maps of two heads of a layer have a cosine of {profile.mean:.2f} on average"
     return (
@@ -130,13 +140,13 @@ def _distance(profiles: Mapping[str, Profile]) -> str:
     profile = profiles.get("distance")
     if not profile:
         return ""
-    means = profile.means
-    near, far = means.index(min(means)), means.index(max(means))
-    if max(means) - min(means) < 0.01:
-        return f"attention reaches equally far in all layers: {max(means):.2f} of the image's sides"
+    by_layer = dict(zip(profile.numbers, profile.means, strict=True))
+    near, far = (end(by_layer, key=by_layer.__getitem__) for end in (min, max))
+    if by_layer[far] - by_layer[near] < 0.01:
+        return f"attention reaches equally far in {_all(profile)}: {by_layer[far]:.2f} of the image's sides"
     return (
-        f"attention reaches {min(means):.2f} of the image's sides in {layers([near])} and {max(means):.2f} in "
-        f"{layers([far])}"
+        f"attention reaches {by_layer[near]:.2f} of the image's sides in layer {near} and {by_layer[far]:.2f} in "
+        f"layer {far}"
     )
 
 

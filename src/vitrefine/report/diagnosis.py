@@ -68,8 +68,9 @@ def examine(subject: Subject, data: str, count: int) -> Examined:
     notes: list[str] = []
     try:
         maps = attention_maps_on(subject.model, shown)
-        chosen = {0: "first layer", len(maps) // 2: f"layer {len(maps) // 2 + 1}", len(maps) - 1: "last layer"}
-        heat = {what: maps[layer].float().cpu() for layer, what in chosen.items()}
+        names = ["first layer" if number == 0 else f"layer {number + 1}" for number, _ in maps]
+        names[-1] = "last layer"
+        heat = {names[at]: maps[at][1].float().cpu() for at in (0, len(maps) // 2, len(maps) - 1)}
         rolled = attention_rollout(subject.model, shown).float().cpu()
         least = rolled.amin(dim=(1, 2), keepdim=True)  # every patch has a share by way of the others
         heat["rolled out"] = (rolled - least) / (1 - least).clamp(min=1e-12)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from vitrefine.diagnose.diagnosis import Diagnosis
-from vitrefine.diagnose.profile import Layer, Profile
+from vitrefine.diagnose.profile import Profile
 from vitrefine.report import svg, words
 from vitrefine.report.charts import THIRD, WIDE, Chart, ceiling, finished
 
@@ -25,7 +25,14 @@ ABOUT = {
     "offset": ("Offsets of token merging", "tokens"),
 }
 WIDE_ONES = ("entropy",)
-ACROSS = {"token_similarity": "block, 0 its input", "evolution": "block", "offset": "merging"}  # what layers are else
+# What layers are else.
+ACROSS = {
+    "token_similarity": "block, 0 its input",
+    "evolution": "block",
+    "broadcast_ratio": "CB_S, in order",
+    "broadcast_mean": "CB_S, in order",
+    "offset": "merging",
+}
 
 
 def charts(diagnoses: Sequence[Diagnosis], names: Sequence[str], keys: Sequence[str]) -> list[tuple[bool, Chart]]:
@@ -63,10 +70,11 @@ def _chart(
             wider = 1.8 if len(profiles) > 1 and place == 0 else 0.0
             _draw(plot, place, profile, shares, first, bands=len(profiles) == 1, wider=wider)
         for place, profile in after.items():
-            _draw_after(plot, place, profile, list(profiles[place].layers))
+            _draw_after(plot, place, profile)
         if shares:
             _mark_bound(plot, "uniform attention" if wide else "uniform")
-        plot.set_xlim(first - 0.5, first + max(len(profile.layers) for profile in profiles.values()) - 0.5)
+        ends = [number + first - 1 for profile in profiles.values() for number in profile.numbers]
+        plot.set_xlim(first - 0.5, max(ends) + 0.5)
         plot.xaxis.set_major_locator(MaxNLocator(12 if wide else 6, integer=True, min_n_ticks=1))
         plot.grid(visible=False, axis="x")
         plot.set_xlabel(ACROSS.get(key, "layer"))
@@ -83,7 +91,7 @@ def _told(profile: Profile, shares: bool) -> str:
 def _draw(plot: Axes, place: int, profile: Profile, shares: bool, first: int, bands: bool, wider: float) -> None:
     colour = svg.series_colour(place + 1)
     factors = [100 / layer.bound if shares and layer.bound else 1.0 for layer in profile.layers]
-    numbers = list(range(first, first + len(profile.layers)))
+    numbers = [number + first - 1 for number in profile.numbers]
     means = [layer.whole.mean * factor for layer, factor in zip(profile.layers, factors, strict=True)]
     if bands:
         low, high = (
@@ -103,13 +111,12 @@ def _draw(plot: Axes, place: int, profile: Profile, shares: bool, first: int, ba
     plot.plot(numbers, means, color=colour, linewidth=1.8 + wider, marker="o", markersize=4.5 + wider)
 
 
-def _draw_after(plot: Axes, place: int, profile: Profile, layers: Sequence[Layer]) -> None:
+def _draw_after(plot: Axes, place: int, profile: Profile) -> None:
     """What refinement made of it, at the layers that it refines."""
-    numbers = {layer.name: number for number, layer in enumerate(layers, start=1)}
-    points = [(numbers[layer.name], layer.whole.mean) for layer in profile.layers]
-    across, up = zip(*points, strict=True)
     colour = svg.series_colour(place + 1)
-    plot.plot(across, up, color=colour, linewidth=1.6, linestyle=(0, (4, 2)), marker="D", markersize=4)
+    plot.plot(
+        profile.numbers, profile.means, color=colour, linewidth=1.6, linestyle=(0, (4, 2)), marker="D", markersize=4
+    )
 
 
 def _mark_bound(plot: Axes, text: str) -> None:

@@ -61,8 +61,8 @@ def query_strips(diagnoses: Sequence[Diagnosis]) -> list[dict[str, Any]]:
             continue
         every = max(1, -(-len(queries.names) // MOST_ROWS))
         strips = [
-            {"number": number + 1, "name": queries.names[number], "image": _strip(list(queries.maps[number]))}
-            for number in range(0, len(queries.names), every)
+            {"number": number, "name": name, "image": _strip(list(maps))}
+            for number, name, maps in list(zip(queries.numbers, queries.names, queries.maps, strict=True))[::every]
         ]
         found.append({"place": place, "strips": strips})
     return found
