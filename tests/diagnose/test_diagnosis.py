@@ -227,6 +227,17 @@ def test_mistakes_get_a_sentence() -> None:
         diagnose(small(), [])
     with pytest.raises(UserError, match="VisionTransformer has no offset; it has entropy"):
         diagnose(small(), images(1))["offset"]
+    with pytest.raises(UserError, match="a batch is a list; give images alone, without labels"):
+        diagnose(small(), [[images(4), torch.zeros(4)]])  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"a batch is a tensor of shape \(3, 64, 64\); give images"):
+        diagnose(small(), images(1)[0])
+    with pytest.raises(UserError, match=r"a batch is a tensor of shape \(0, 3, 64, 64\)"):
+        diagnose(small(), images(0))
+    with pytest.raises(UserError, match="batch=0 is no number of images at a time"):
+        diagnose(small(), images(1), batch=0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, dynamic_img_size=True)
+    with pytest.raises(UserError, match="there are images of 64×64 and of 32×64; give images of one size"):
+        diagnose(model, [images(4), images(4)[:, :, :32]])
 
 
 def test_rollout_against_a_loop() -> None:

@@ -17,6 +17,7 @@ from vitrefine.diagnose.profile import Layer, Profile, single
 from vitrefine.diagnose.queries import QueryMaps, middle
 from vitrefine.diagnose.similarity import SimilarityMatrix
 from vitrefine.diagnose.streamed import call_statistics, off_diagonal, refined_similarity
+from vitrefine.errors import UserError
 from vitrefine.ops.attention_statistics import AttentionStatistics
 from vitrefine.ops.token_statistics import centred_gram
 
@@ -69,7 +70,11 @@ class AttentionCollector:
     placed: dict[tuple[TokenGrid, torch.device], Tensor] = field(default_factory=dict)  # coordinates
 
     def begin(self, images: Tensor) -> None:
-        self.batch, self.size = len(images), (images.shape[-2], images.shape[-1])
+        size = images.shape[-2], images.shape[-1]
+        if self.images and size != self.size:
+            one, other = ("×".join(map(str, each)) for each in (self.size, size))
+            raise UserError(f"there are images of {one} and of {other}; give images of one size")
+        self.batch, self.size = len(images), size
         self.images += len(images)
 
     def on_call(self, attention: Attention, call: Call) -> None:

@@ -122,6 +122,13 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _checked(batch: object) -> Tensor:
+    if isinstance(batch, Tensor) and batch.ndim == 4 and len(batch):
+        return batch
+    what = f"a tensor of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
+    raise UserError(f"a batch is {what}; give images alone, without labels, as (N, C, H, W), one at least")
+
+
 def diagnose(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
@@ -139,11 +146,13 @@ def diagnose(
         layers: Which attentions, counted from 0.
         batch: Images at a time where they are not in batches; 32 is what the Refiner paper takes CKA of.
     """
+    if batch < 1:
+        raise UserError(f"batch={batch} is no number of images at a time; give 1 or more")
     inner = unwrap_model(model)
     like = next((p for p in inner.parameters() if p.is_floating_point()), torch.empty(0))
     with watching(model, layers) as watched:
         for part in split(images, batch) if isinstance(images, Tensor) else images:
-            watched.run(part.to(like.device, like.dtype))
+            watched.run(_checked(part).to(like.device, like.dtype))
     attention, features = watched.attention, watched.features
     if not attention.images:
         raise UserError("there is no image to look at; give at least one")
