@@ -16,7 +16,7 @@ import vitrefine
 from vitrefine.diagnose import capture, capture_features, diagnose, head_similarity, linear_cka, relative_distance
 from vitrefine.diagnose.attention import attention_rollout
 from vitrefine.diagnose.cka import evolution
-from vitrefine.diagnose.collect import split
+from vitrefine.diagnose.collect import _thinned, split
 from vitrefine.diagnose.grid import TokenGrid
 from vitrefine.diagnose.measures import row_entropy, softmax_gradient, token_similarity
 from vitrefine.diagnose.streamed import off_diagonal
@@ -187,6 +187,13 @@ def test_of_many_rows_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     some = diagnose(small(), images(4))["entropy"]
     assert some.means != every.means
     assert some.means == pytest.approx(every.means, abs=0.1)
+
+
+def test_the_rows_that_are_kept_are_of_the_whole_image() -> None:
+    columns = torch.arange(32.0).repeat(32 * 4096)  # of 4,096 queries in rows of 32, of 32 images
+    kept = _thinned(columns[None])
+    assert kept.shape[1] <= 8192
+    assert kept.mean().item() == pytest.approx(15.5, abs=0.05)
 
 
 @needs_gpu

@@ -21,7 +21,7 @@ from vitrefine.errors import UserError
 from vitrefine.ops.attention_statistics import AttentionStatistics
 from vitrefine.ops.token_statistics import centred_gram
 
-MOST_ROWS = 1 << 13  # of a head and a batch that percentiles are taken of; means are of all up to here
+MOST_ROWS = 1 << 13  # of a head and a batch that means and percentiles are taken of
 QUERY = "query"
 
 TITLES = {
@@ -156,8 +156,11 @@ def quantities(seen: Sequence[Seen]) -> list[dict[str, Tensor]]:
 
 
 def _thinned(values: Tensor) -> Tensor:
-    """As many of the values of a head as are kept, spread over all."""
-    step = -(-values.shape[-1] // MOST_ROWS)
+    """As many of the values of a head as are kept, spread over all: not always the same columns of an image."""
+    count = values.shape[-1]
+    step = -(-count // MOST_ROWS)
+    while math.gcd(step, count) > 1:
+        step += 1
     return values if step == 1 else values[..., ::step].clone()
 
 
