@@ -118,6 +118,15 @@ def test_the_query_in_the_middle(found: tuple[nn.Module, Any]) -> None:
     torch.testing.assert_close(diagnosis.queries.maps[2], expected)
 
 
+def test_a_block_that_runs_twice_attends_no_more_than_others() -> None:
+    model: Any = small()
+    model.blocks[2] = model.blocks[0]
+    queries = diagnose(model, images(4)).queries
+    assert queries is not None
+    assert len(queries.names) == 2
+    assert all((maps.sum(dim=(1, 2)) <= 1).all() for maps in queries.maps)
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = small().train()
     kinds, state = [type(m) for m in model.modules()], [set(vars(m)) for m in model.modules()]

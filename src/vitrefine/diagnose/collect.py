@@ -1,6 +1,7 @@
 """Gathering what a model does while it runs on batch after batch: numbers only, no maps and no features are kept."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,6 +68,7 @@ class AttentionCollector:
     values: dict[str, dict[str, list[Tensor]]] = field(default_factory=dict)  # of `quantities`, by batch
     keys: dict[str, int] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)  # of layers in the model
+    looks: Counter[str] = field(default_factory=Counter)  # of the query: for each image one, or more if a layer repeats
     placed: dict[tuple[TokenGrid, torch.device], Tensor] = field(default_factory=dict)  # coordinates
 
     def begin(self, images: Tensor) -> None:
@@ -103,6 +105,7 @@ class AttentionCollector:
         for seen in self.seen:
             if seen.proper:
                 self.keys[seen.name] = seen.keys
+                self.looks[seen.name] += self.batch
             for key, values in next(found[seen.kind]).items():
                 self.values.setdefault(key, {}).setdefault(seen.name, []).append(values)
         self.seen.clear()
@@ -128,7 +131,7 @@ class AttentionCollector:
         rows = self.values.get(QUERY)
         if not rows:
             return None
-        maps = [(torch.stack(sums).sum(dim=0) / self.images).cpu() for sums in rows.values()]
+        maps = [(torch.stack(sums).sum(dim=0) / self.looks[name]).cpu() for name, sums in rows.items()]
         return QueryMaps("middle patch", list(rows), maps, self.images, [self.places[name] + 1 for name in rows])
 
 
