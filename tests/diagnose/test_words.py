@@ -56,6 +56,16 @@ def test_uniform_layers_are_named() -> None:
     assert "the nearest is layer 2 with 80" in sentence
 
 
+def test_what_is_no_number_means_nothing() -> None:
+    fine, broken = entropy(0.5, 0.6), entropy(0.5, math.nan)
+    sentence = "what blocks.1 computes is no number (NaN), so there is nothing to say of this model: "
+    assert findings(broken) == [sentence + "its training diverged, or its numbers overflow"]
+    assert len(findings({**fine, "token_similarity": profile("token_similarity", [math.nan])})) == 1
+    for pair in ((fine, broken), (broken, fine)):
+        (sentence,) = contrasts("A", "B", *pair)
+        assert sentence.startswith("the two cannot be compared: what blocks.1 of ")
+
+
 @pytest.mark.parametrize(
     ("key", "means", "said"),
     [

@@ -1,5 +1,6 @@
 """What the numbers of a diagnosis mean, in sentences that name the layers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -26,9 +27,20 @@ def findings(
         alike: CKA of blocks.
         images: That all this was measured on.
     """
+    if nowhere := _no_number(profiles):
+        return [
+            f"what {nowhere} computes is no number (NaN), so there is nothing to say of this model: its training "
+            "diverged, or its numbers overflow"
+        ]
     makers = (_entropy, _class_entropy, _heads, _refined_heads, _smoothing, _distance, _broadcast, _offsets)
     sentences = [make(profiles) for make in makers]
     return [sentence for sentence in [*sentences[:6], _features(alike), _few(images), *sentences[6:]] if sentence]
+
+
+def _no_number(profiles: Mapping[str, Profile]) -> str:
+    """The first layer or block, if any, of which attention or tokens are NaN."""
+    layers = [layer for key in ("entropy", "token_similarity") if key in profiles for layer in profiles[key].layers]
+    return next((layer.name for layer in layers if math.isnan(layer.whole.mean)), "")
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -207,6 +219,9 @@ _CONTRASTS = {
 
 def contrasts(first: str, second: str, one: Mapping[str, Profile], other: Mapping[str, Profile]) -> list[str]:
     """How the second model differs from the first, in sentences; the largest difference first."""
+    for name, profiles in ((first, one), (second, other)):
+        if nowhere := _no_number(profiles):
+            return [f"the two cannot be compared: what {nowhere} of {name} computes is no number (NaN)"]
     found = []
     for key, (what, more, less, least) in _CONTRASTS.items():
         if key not in one or key not in other:
