@@ -79,6 +79,10 @@ def test_subjects(tmp_path: Path) -> None:
     spec = "vit_tiny_patch16_224(depth=1,embed_dim=24,img_size=32,num_heads=2,num_classes=3)+cb"
     subject = open_subject(spec)
     assert (subject.name, subject.weights) == (spec, "no training: random weights")
+    assert open_subject(spec.replace(")", ",pretrained=false)")).weights == "no training: random weights"
+    torch.save(subject.model.state_dict(), tmp_path / "m.pth")
+    named = spec.replace(")+cb", f",checkpoint_path='{tmp_path}/m.pth')")
+    assert open_subject(named).weights == f"{tmp_path}/m.pth"
     vitrefine.save(subject.model, tmp_path / "m.safetensors")
     again = open_subject(str(tmp_path / "m.safetensors"))
     assert "+cb" in again.name

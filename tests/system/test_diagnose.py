@@ -58,6 +58,13 @@ def test_a_run_knows_its_data(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_has_weights_of_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "digits")
+    result = run("run", "+cb", "--pretrained", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "vitrefine: run holds its own weights; leave --pretrained out\n"
+
+
 def test_csv_and_a_modification(tmp_path: Path) -> None:
     result = run(VIT, "+refiner", "--data", "digits", "--images", "8", "--csv", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -50,6 +50,7 @@ def diagnose(
     from rich.console import Console
 
     from vitrefine.diagnose.diagnosis import rows_to_csv, to_json_text
+    from vitrefine.diagnose.named import is_saved
     from vitrefine.diagnose.subject import open_subject
     from vitrefine.files import replace_file
     from vitrefine.report.diagnosis import examine, write_diagnosis
@@ -57,6 +58,8 @@ def diagnose(
 
     asked = [(model, ""), *([] if second is None else [(model, second) if second.startswith("+") else (second, "")])]
     shown = _data_of([name for name, _ in asked], data)
+    if pretrained and all(is_saved(name) for name, _ in asked):
+        raise UserError(f"{model} holds its own weights; leave --pretrained out")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     console = Console(stderr=True)
     examined = []

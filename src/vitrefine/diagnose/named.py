@@ -9,6 +9,11 @@ from vitrefine.surgery.hub import HUB
 from vitrefine.train.run import MODEL, RUN, RunInfo, read_run
 
 
+def is_saved(text: str) -> bool:
+    """Whether a text names a run or a checkpoint, which have weights of their own, and no spec."""
+    return run_of(text) is not None or os.path.exists(text) or text.startswith(HUB)
+
+
 def run_of(text: str) -> RunInfo | None:
     """The run that a text names by its folder or by its model; None if it names something else.
 

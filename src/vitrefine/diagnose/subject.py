@@ -1,19 +1,20 @@
 """What is to be diagnosed: a model from a spec, a checkpoint or the folder of a run."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from vitrefine.diagnose.named import run_of
+from vitrefine.diagnose.named import is_saved, run_of
 from vitrefine.errors import UserError
 from vitrefine.surgery.checkpoint import load
 from vitrefine.surgery.create import create, spec_of
-from vitrefine.surgery.hub import HUB
 from vitrefine.surgery.operate import apply
+from vitrefine.surgery.spec import parse
 from vitrefine.train.run import MODEL
+
+WEIGHTS = ("weights", "checkpoint_path")  # arguments of models that name weights
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,13 @@ def _open(text: str, pretrained: bool, device: str | torch.device) -> Subject:
         if not (run.folder / MODEL).is_file():
             raise UserError(f"the run in {run.folder} has no model yet: it is {run.status}; wait until it is finished")
         return Subject(load(run.folder / MODEL, device=device), run.base_spec, f"the run in {run.folder}")
-    if os.path.exists(text) or text.startswith(HUB):
+    if is_saved(text):
         model = load(text, device=device)
         return Subject(model, str(spec_of(model)), str(Path(text)))
     torch.manual_seed(0)  # that a diagnosis without weights comes out the same twice
-    model = create(text, pretrained=True) if pretrained else create(text)
-    weights = "the published weights" if pretrained or "pretrained=" in text else "no training: random weights"
+    spec = parse(text)
+    model = create(spec, pretrained=True) if pretrained else create(spec)
+    named = [str(spec.base.args[name]) for name in WEIGHTS if spec.base.args.get(name)]
+    published = pretrained or spec.base.args.get("pretrained")
+    weights = "the published weights" if published else " ".join(named) or "no training: random weights"
     return Subject(model.eval().to(device), text, weights)
