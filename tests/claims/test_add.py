@@ -104,14 +104,14 @@ def test_what_attention_is_like(make_run: Make, make_diagnosis: Callable[..., No
     make_diagnosis(
         run,
         class_entropy=[4.0, 2.0],
-        head_similarity=[0.9, 0.7],
-        refined_head_similarity=[0.5, 0.3],
+        head_similarity=[0.9, 0.7, 0.8],
+        refined_head_similarity=[0.5, 0.2],
         broadcast_mean=[0.1, 0.2, 9.0, 0.4, 0.6],
     )
     (path,) = add_runs([run], tmp_path / "docs")
     found = read_raw(path).runs[0].metrics
     assert found["class_entropy"] == 3.0
-    assert found["map_similarity"] == pytest.approx(0.4)  # of the maps that meet the values
+    assert found["map_similarity"] == pytest.approx(0.5)  # of the maps that meet the values, refined or not
     assert found["broadcast_mean_rise"] == pytest.approx(0.35)  # the middle layer is in neither half
 
 

@@ -131,17 +131,18 @@ def _diagnosis(folder: Path) -> dict[str, Any] | None:
 
 
 def _attention(profiles: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[str, float]]:
-    means = {
-        key: [row["mean"] for row in rows if row["head"] == "all" and row["mean"] is not None]
+    by_layer = {
+        key: {row["layer"]: row["mean"] for row in rows if row["head"] == "all" and row["mean"] is not None}
         for key, rows in profiles.items()
     }
-    means = {key: values for key, values in means.items() if values}
+    means = {key: list(values.values()) for key, values in by_layer.items() if values}
     for key in ("entropy", "class_entropy", "distance", "token_similarity", "evolution"):
         if key in means:
             yield key, fmean(means[key])
-    maps = means.get("refined_head_similarity") or means.get("head_similarity")
+    # Layers that nothing refines have their maps meet the values as they are.
+    maps = by_layer.get("head_similarity", {}) | by_layer.get("refined_head_similarity", {})
     if maps:
-        yield "map_similarity", fmean(maps)
+        yield "map_similarity", fmean(maps.values())
     for key in ("broadcast_mean", "broadcast_ratio"):
         if len(values := means.get(key, [])) > 1:
             half = len(values) // 2
