@@ -78,7 +78,7 @@ def write_run(folder: Path, spec: str, seed: int, right: int, status: str = "fin
     return folder
 
 
-def write_diagnosis(run: Path, **means: list[float]) -> None:
+def write_diagnosis(run: Path, data: str = "cifar100:/data/cifar100", **means: list[float]) -> None:
     """What `vitrefine diagnose RUN --out RUN/diagnosis.html` leaves: per quantity a mean for each layer."""
     profiles = {
         key: [
@@ -89,7 +89,7 @@ def write_diagnosis(run: Path, **means: list[float]) -> None:
         for key, values in means.items()
     }
     found = {"model": "vit", "images": 320, "findings": [], "profiles": profiles, "cka": None}
-    (run / "diagnosis.json").write_text(json.dumps({"diagnoses": [found]}))
+    (run / "diagnosis.json").write_text(json.dumps({"data": data, "diagnoses": [found]}))
 
 
 Docs = Callable[..., Path]

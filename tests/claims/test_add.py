@@ -115,6 +115,18 @@ def test_what_attention_is_like(make_run: Make, make_diagnosis: Callable[..., No
     assert found["broadcast_mean_rise"] == pytest.approx(0.35)  # the middle layer is in neither half
 
 
+def test_a_diagnosis_on_other_images_does_not_count(
+    make_run: Make, make_diagnosis: Callable[..., None], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", VIT, 0, 700)
+    make_diagnosis(run, data="photos", entropy=[4.0, 3.0])
+    with pytest.raises(
+        UserError, match=r"diagnosis\.json is on photos, and the run on cifar100:/home/somebody/cifar100"
+    ):
+        add_runs([run], tmp_path / "docs")
+    assert not list((tmp_path / "docs").rglob("*.json"))
+
+
 def test_robustness_of_the_whole_test_set_only(make_run: Make, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", VIT, 0, 700)
     whole, part = ({"data": "cifar100:/home/somebody/cifar100", "images": images} for images in (1000, 100))

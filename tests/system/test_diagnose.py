@@ -32,7 +32,8 @@ def test_a_checkpoint_beside_a_spec(tmp_path: Path) -> None:
     assert "the page is page.html; all numbers are in page.csv and page.json" in result.stdout
     page = (tmp_path / "page.html").read_text()
     assert "vitrefine diagnose m.safetensors" in page
-    assert len(json.loads((tmp_path / "page.json").read_text())["diagnoses"]) == 2
+    document = json.loads((tmp_path / "page.json").read_text())
+    assert (document["data"], len(document["diagnoses"])) == ("digits", 2)
     models = {row["model"] for row in csv.DictReader((tmp_path / "page.csv").open())}
     assert len(models) == 2
 

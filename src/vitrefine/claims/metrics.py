@@ -74,7 +74,7 @@ def measure(run: RunInfo) -> Measured:
             values |= found
             commands.append(("evaluate", "RUN", "--suite", "robustness"))
         with _reading(run.folder / DIAGNOSIS, "diagnosis", "diagnose"):
-            diagnosis = _diagnosis(run.folder)
+            diagnosis = _diagnosis(run)
             values |= dict(_attention(diagnosis.get("profiles", {}))) if diagnosis else {}
         if diagnosis:
             images = str(diagnosis.get("images"))
@@ -120,13 +120,17 @@ def _robustness(run: RunInfo) -> Iterator[tuple[str, float]]:
                     yield outcome["name"], float(outcome["accuracy"]["value"])
 
 
-def _diagnosis(folder: Path) -> dict[str, Any] | None:
-    path = folder / DIAGNOSIS
+def _diagnosis(run: RunInfo) -> dict[str, Any] | None:
+    path = run.folder / DIAGNOSIS
     if not path.is_file():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))["diagnoses"]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    found = document["diagnoses"]
     if len(found) != 1:
-        raise UserError(f"{path} is of {len(found)} models; diagnose {folder} alone")
+        raise UserError(f"{path} is of {len(found)} models; diagnose {run.folder} alone")
+    data = document.get("data", run.data)  # which older ones do not tell
+    if data.partition(":")[0] != run.data.partition(":")[0]:
+        raise UserError(f"{path} is on {data}, and the run on {run.data}; diagnose {run.folder} on its own data")
     return dict(found[0])
 
 

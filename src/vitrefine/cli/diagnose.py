@@ -72,7 +72,7 @@ def diagnose(
     command = ["vitrefine", "diagnose", *sys.argv[2:]]
     write_diagnosis(examined, out, command)
     replace_file(out.with_suffix(".csv"), table.encode())
-    replace_file(out.with_suffix(".json"), to_json_text(diagnoses).encode())
+    replace_file(out.with_suffix(".json"), to_json_text(diagnoses, shown).encode())
     if csv:
         typer.echo(table, nl=False)
         return

@@ -109,9 +109,10 @@ def rows_to_csv(rows: Iterable[dict[str, Any]]) -> str:
     return file.getvalue()
 
 
-def to_json_text(diagnoses: Iterable[Diagnosis]) -> str:
-    """Diagnoses as one JSON document."""
-    return json.dumps({"diagnoses": [diagnosis.to_json() for diagnosis in diagnoses]}, indent=1, ensure_ascii=False)
+def to_json_text(diagnoses: Iterable[Diagnosis], data: str) -> str:
+    """Diagnoses on the images of a data set as one JSON document."""
+    found = {"data": data, "diagnoses": [diagnosis.to_json() for diagnosis in diagnoses]}
+    return json.dumps(found, indent=1, ensure_ascii=False)
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
