@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import vitrefine
-from vitrefine.diagnose.images import InputFormat, sample_images
+from vitrefine.diagnose.images import InputFormat, Sample, sample_images
 from vitrefine.diagnose.subject import open_subject
 from vitrefine.errors import UserError
 
@@ -43,15 +43,30 @@ def test_hidden_files_are_no_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("broken", "count"), [(104, 320), (0, 1)])
 def test_a_batch_of_which_nothing_can_be_read(tmp_path: Path, broken: int, count: int) -> None:
     """The last one has one image, and so has one of a single image."""
-    for part, count in (("train", 2), ("val", 105)):
-        for number in range(count):
-            folder = tmp_path / part / str(number * 2 // count)
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number:03d}.bmp")
+    make_set(tmp_path, 105)
     (tmp_path / "val" / str(broken * 2 // 105) / f"{broken:03d}.bmp").write_bytes(b"")
-    pictures = sample_images(str(tmp_path), count, GIVEN).pictures
     expected = [number for number in range(105) if number != broken][:count]
-    assert (pictures[:, 0].amax(dim=(1, 2)) * 255).round().tolist() == expected
+    assert sorted(numbers(sample_images(str(tmp_path), count, GIVEN))) == expected
+
+
+def make_set(folder: Path, images: int) -> None:
+    """Two classes in two halves of the test images, each of which has its number for a colour."""
+    for part, count in (("train", 2), ("val", images)):
+        for number in range(count):
+            place = folder / part / str(number * 2 // count)
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number:03d}.bmp")
+
+
+def numbers(sample: Sample) -> list[float]:
+    return (sample.pictures[:, 0].amax(dim=(1, 2)) * 255).round().tolist()
+
+
+def test_classes_are_mixed(tmp_path: Path) -> None:
+    """Sets are sorted by class, and what is measured of 32 images at a time is to be of many."""
+    make_set(tmp_path, 128)
+    assert sum(number < 64 for number in numbers(sample_images(str(tmp_path), 64, GIVEN))[:32]) == 16
+    assert sum(number < 64 for number in numbers(sample_images(str(tmp_path), 320, GIVEN))[:32]) == 16
 
 
 def test_a_broken_picture_is_named(tmp_path: Path) -> None:

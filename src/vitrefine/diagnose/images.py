@@ -118,7 +118,9 @@ def _of_set(data: DataSet, count: int, given: InputFormat) -> Sample:
     found = {int(batch.index[0]): batch.images for batch in first if batch is not None}
     if not found:
         raise UserError(f"none of the test images of {data.name} can be read; mend them")
-    images = torch.cat(list(found.values()))[:count]
+    # Neighbours are of one class, and features of few classes at a time would be taken to be more alike than they are.
+    mixed = [part[place] for place in range(together) for part in found.values() if place < len(part)]
+    images = torch.stack(mixed[:count])
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
     return Sample((images * std + mean).clamp(0, 1), data.mean, data.std)
 
