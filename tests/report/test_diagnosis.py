@@ -4,13 +4,16 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitrefine.diagnose.subject import open_subject
+from vitrefine.report import svg
 from vitrefine.report.diagnosis import Examined, examine, render, write_diagnosis
+from vitrefine.report.diagnosis_charts import _keep_flat
 
 VIT = "vit_tiny_patch16_224(depth=3,embed_dim=48,img_size=32,num_heads=3,patch_size=4)"
 LIT = "lit_ti(img_size=64)"
@@ -103,10 +106,36 @@ def test_layers_are_counted_in_the_model() -> None:
     assert "layer 1" not in strips
 
 
-def test_names_are_text(vit: Examined) -> None:
-    import dataclasses
+def test_pictures_of_maps_are_square(vit: Examined) -> None:
+    """Of a pyramid there may be sixty queries to a key, and a picture so much higher than it is wide."""
+    assert re.search(r"\.matrices img {[^}]* aspect-ratio: 1;", render([vit]))
 
-    evil = dataclasses.replace(vit, name='<script>alert("x")</script>', data="<img src=x onerror=alert(1)>")
+
+def test_a_headline_leaves_names_as_they_are(vit: Examined) -> None:
+    sharp = vit.diagnosis["entropy"]
+    layers = tuple(replace(layer, whole=replace(layer.whole, mean=0.5)) for layer in sharp.layers)
+    profiles = {**vit.diagnosis.profiles, "entropy": replace(sharp, layers=layers)}
+    other = replace(vit, name="lit_ti", diagnosis=replace(vit.diagnosis, profiles=profiles))
+    assert "<h1>lit_ti attends more sharply than " in render([vit, other])
+
+
+def test_what_is_the_same_in_all_layers_looks_so() -> None:
+    with svg.drawing("flat", 300, 200) as figure:
+        plot = svg.axes(figure, left=60, bottom=40, right=10, top=10)
+        plot.plot([1, 2, 3], [0.5, 0.5, 0.5 + 1e-6])
+        _keep_flat(plot)
+        low, high = plot.get_ylim()
+        assert high - low == pytest.approx(0.005, rel=0.01)
+        assert low < 0.5 < high
+        plot.plot([1, 2, 3], [0.1, 0.5, 0.6])
+        plot.autoscale()
+        before = plot.get_ylim()
+        _keep_flat(plot)
+        assert plot.get_ylim() == before
+
+
+def test_names_are_text(vit: Examined) -> None:
+    evil = replace(vit, name='<script>alert("x")</script>', data="<img src=x onerror=alert(1)>")
     assert "<script>alert" in page_of(evil).text
 
 

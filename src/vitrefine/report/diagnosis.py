@@ -75,7 +75,7 @@ def examine(subject: Subject, data: str, count: int) -> Examined:
         least = rolled.amin(dim=(1, 2), keepdim=True)  # every patch has a share by way of the others
         heat["rolled out"] = (rolled - least) / (1 - least).clamp(min=1e-12)
     except UserError as error:
-        notes.append(f"{str(error)[0].upper()}{str(error)[1:]}.")
+        notes.append(f"{words.first_upper(str(error))}.")
     matrices = attention_matrices(subject.model, shown[:1])
     if diagnosis.mergings:  # offsets of the images that are shown
         diagnosis = _with_offsets(diagnosis, subject, shown)
@@ -131,9 +131,10 @@ def _short(names: Sequence[str]) -> list[str]:
 
 def _headline(diagnoses: Sequence[Diagnosis], names: Sequence[str]) -> str:
     if len(diagnoses) == 2:
-        return contrasts(names[0], names[1], diagnoses[0].profiles, diagnoses[1].profiles)[0]
+        sentence = contrasts(names[0], names[1], diagnoses[0].profiles, diagnoses[1].profiles)[0]
+        return sentence if sentence.startswith(names[1]) else words.first_upper(sentence)
     found = diagnoses[0].findings
-    return found[0] if found else f"{names[0]} shows little of itself"
+    return words.first_upper(found[0]) if found else f"{names[0]} shows little of itself"
 
 
 def _model(each: Examined, name: str, alone: bool) -> dict[str, Any]:

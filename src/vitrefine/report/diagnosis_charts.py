@@ -71,7 +71,9 @@ def _chart(
             _draw(plot, place, profile, shares, first, bands=len(profiles) == 1, wider=wider)
         for place, profile in after.items():
             _draw_after(plot, place, profile)
-        if shares:
+        if not shares:
+            _keep_flat(plot)
+        else:
             _mark_bound(plot, "uniform attention" if wide else "uniform")
         ends = [number + first - 1 for profile in profiles.values() for number in profile.numbers]
         plot.set_xlim(first - 0.5, max(ends) + 0.5)
@@ -117,6 +119,14 @@ def _draw_after(plot: Axes, place: int, profile: Profile) -> None:
     plot.plot(
         profile.numbers, profile.means, color=colour, linewidth=1.6, linestyle=(0, (4, 2)), marker="D", markersize=4
     )
+
+
+def _keep_flat(plot: Axes) -> None:
+    """Show a hundredth of the values at least: what is the same in all layers is not to look as if it rose."""
+    low, high = plot.get_ylim()
+    least = 0.01 * max(abs(low), abs(high))
+    if high - low < least:
+        plot.set_ylim((low + high - least) / 2, (low + high + least) / 2)
 
 
 def _mark_bound(plot: Axes, text: str) -> None:

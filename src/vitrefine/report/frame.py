@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from vitrefine import __version__
+from vitrefine.report import words
 
 
 def environment() -> Environment:
@@ -19,7 +20,7 @@ def environment() -> Environment:
     style = (files("vitrefine.report") / "templates" / "style.css").read_text(encoding="utf-8")
     made.globals |= {"version": __version__, "style": Markup(style), "date": f"{now.day} {now:%B %Y}"}
     made.filters["breakable"] = _breakable
-    made.filters["first_upper"] = lambda text: text[:1].upper() + text[1:]
+    made.filters["first_upper"] = words.first_upper
     return made
 
 

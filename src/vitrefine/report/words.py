@@ -11,6 +11,11 @@ def decimals(test_images: int) -> int:
     return 2 if test_images >= _FINE else 1
 
 
+def first_upper(text: str) -> str:
+    """A text that begins a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def number(value: float, digits: int, signed: bool = False) -> str:
     """`−0.42`; a value that rounds to zero has no sign."""
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
