@@ -22,15 +22,18 @@ def diagnose(
     ] = None,
     images: Annotated[int, typer.Option(min=1, help="How many to look at; ten batches of 32 are the Refiner's.")] = 320,
     out: Annotated[Path, typer.Option(metavar="PAGE.html", help="The page.")] = Path("diagnosis.html"),
-    csv: Annotated[bool, typer.Option("--csv", help="Print every number as CSV, in the place of the summary.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print the numbers by layer and head as CSV, in the place of the summary.")
+    ] = False,
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Give specs their published weights, which may be downloaded.")
     ] = False,
 ) -> None:
     """See how a model attends: entropy, distance, heads, features, layer by layer, and maps on images.
 
-    Writes one self-contained HTML page, and beside it the same as CSV and JSON. Fused attention, compiled and modified
-    models are no obstacle. Two models are put side by side: before and after surgery, before and after training.
+    Writes one self-contained HTML page, and beside it its numbers as CSV and JSON. Fused attention, compiled and
+    modified models are no obstacle. Two models are put side by side: before and after surgery, before and after
+    training.
 
     \b
     Examples:

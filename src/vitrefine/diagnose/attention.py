@@ -1,4 +1,4 @@
-"""How spread out attention is, layer by layer, and where on an image a model looks (CB, Section 3; Figures 2 and 5)."""
+"""How spread out attention is, layer by layer, and where on an image a model looks (CB, Figures 4 and 10)."""
 
 import math
 from dataclasses import dataclass

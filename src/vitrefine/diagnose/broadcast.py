@@ -1,4 +1,4 @@
-"""How much of the mean token CB_S learned to add, depth by depth (CB, Section 4.4 and Figure 8).
+"""How much of the mean token CB_S learned to add, depth by depth (CB, Section 3.3 and Figure 8).
 
 ratio   |λ|_0.1 / |λ|_0.9 of the scales Λ of a block: near one, all channels want it alike
 mean    of λ: how much uniform attention counts

@@ -1,7 +1,7 @@
 """One attention as it was computed: queries and keys where attention is fused, maps where a model writes them out.
 
 Maps are made when they are asked for, a slice of images and a slice of queries at a time, so that whoever streams over
-them never holds one as a whole. Refinement (Refiner, Section 3.2) convolves over queries too: a slice of refined maps
+them never holds one as a whole. Refinement (Refiner, Section 3.3) convolves over queries too: a slice of refined maps
 is made from a slice that is larger by the reach of the kernel.
 """
 

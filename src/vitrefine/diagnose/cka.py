@@ -8,7 +8,7 @@ With K = XXᵀ and L = YYᵀ, X and Y one row an image:
 It does not change when features are rotated, shifted or scaled as a whole; grams are of centred features, for what
 these have in common would cost digits. For sets too large for one matrix, HSIC is estimated
 without bias on minibatches and averaged before it is divided (Nguyen et al., 2021). Feature evolution (Refiner,
-Section 3.1) of block k: F_k = CKA(f_k, f_out) / CKA(f_in, f_out), f_in the features of the first block, f_out those of
+Eqn. 2) of block k: F_k = CKA(f_k, f_out) / CKA(f_in, f_out), f_in the features of the first block, f_out those of
 the last; the mean over batches of 32 images.
 """
 

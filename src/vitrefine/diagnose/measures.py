@@ -1,7 +1,7 @@
 """What is measured of attention maps that are at hand, (…, queries, keys); `streamed` measures those that are not.
 
-entropy       −Σ_j a_ij log a_ij, in nats; log N at most, when every key counts the same (CB, Section 3)
-distance      Σ_{j≠i} a_ij ‖p_i − p_j‖₁ between spatial tokens, p from 0 to 1 on both axes (CB, Section 4.4);
+entropy       −Σ_j a_ij log a_ij, in nats; log N at most, when every key counts the same (CB, Section 3.1)
+distance      Σ_{j≠i} a_ij ‖p_i − p_j‖₁ between spatial tokens, p from 0 to 1 on both axes (CB, Section 3.3);
               the paper's mean over all pairs is this over N − 1, which would shrink with every added token
 gradient      λ Σ_j (a_ij − a_ij²): the nuclear norm of the softmax's Jacobian, greatest at uniform attention
 similarity    cosine of the maps of two heads: heads that all do the same give ones
