@@ -190,6 +190,17 @@ def test_layers_are_counted_in_the_model() -> None:
     assert diagnose(small(), images(4), layers=2)["entropy"].numbers == [3]
 
 
+def test_attention_to_a_single_key_has_no_entropy() -> None:
+    """On small images a pyramid reduces its keys to one."""
+    torch.manual_seed(0)
+    model = vitrefine.create("pvt_small", img_size=32, depths=(1, 1, 1, 1))
+    diagnosis = diagnose(model, torch.randn(4, 3, 32, 32))
+    assert diagnosis["head_similarity"].numbers == [1, 2, 3, 4]
+    assert diagnosis["entropy"].numbers == [4]
+    assert diagnosis.findings[0].startswith("layer 4 is nearly uniform: ")
+    assert "nats" in str(diagnosis)
+
+
 def test_of_many_rows_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     every = diagnose(small(), images(4))["entropy"]
     monkeypatch.setattr("vitrefine.diagnose.collect.MOST_ROWS", 20)

@@ -36,6 +36,12 @@ def test_layers_are_counted_in_the_model() -> None:
     ]
     same = replace(profile("distance", [0.6, 0.6]), places=(14, 15))
     assert findings({"distance": same}) == ["attention reaches equally far in layers 15–16: 0.60 of the image's sides"]
+    alone = {"distance": replace(profile("distance", [0.6]), places=(15,))}
+    alone["class_entropy"] = replace(profile("class_entropy", [BOUND / 2], BOUND), places=(15,))
+    assert findings(alone) == [
+        "the class token's attention has 50\u00a0% of maximal entropy in layer 16",
+        "attention reaches 0.60 of the image's sides in layer 16",
+    ]
     narrow = replace(profile("class_entropy", [4.0, 2.0], BOUND), places=(13, 15))
     assert "narrows from layer 14 to the last: 76" in findings({"class_entropy": narrow})[0]
     sharp = {"entropy": replace(entropy(0.4, 0.95)["entropy"], places=(3, 5))}

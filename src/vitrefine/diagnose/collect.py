@@ -142,7 +142,7 @@ def quantities(seen: Sequence[Seen]) -> list[dict[str, Tensor]]:
     if first.refined is not None:
         refined = [call.refined for call in seen if call.refined is not None]
         found["refined_head_similarity"] = off_diagonal(torch.stack(refined)).mT
-    if first.proper:
+    if first.proper and first.keys > 1:  # a single key has all attention, whatever a layer has learned
         entropy = torch.stack([call.found.entropy for call in seen]).transpose(1, 2)  # (calls, heads, images, queries)
         squares = torch.stack([call.found.squares for call in seen]).transpose(1, 2)
         found["entropy"], found["gradient"] = entropy.flatten(2), 1 - squares.flatten(2)

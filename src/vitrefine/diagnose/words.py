@@ -14,6 +14,7 @@ SMOOTHED = 0.9  # mean cosine of tokens
 ALIKE = 0.9  # mean cosine of heads
 SETTLED = 0.9  # CKA with the last block
 ENOUGH_IMAGES = 32  # for CKA, whose standard deviation over draws was up to 0.06 then for DeiT-Ti, with 8 up to 0.27
+ALL = "all layers"
 PER_CENT = "\u00a0%"
 
 
@@ -62,7 +63,7 @@ def layers(numbers: Sequence[int]) -> str:
 def _all(profile: Profile) -> str:
     """All layers that a quantity was measured of; those of a model, where none is left out before the last."""
     numbers = profile.numbers
-    return "all layers" if numbers == list(range(1, len(numbers) + 1)) else layers(numbers)
+    return ALL if numbers == list(range(1, len(numbers) + 1)) else layers(numbers)
 
 
 def percent(share: float) -> str:
@@ -78,8 +79,8 @@ def _entropy(profiles: Mapping[str, Profile]) -> str:
     even = [number for number, share in by_layer.items() if share >= NEARLY_UNIFORM]
     sharp = [number for number, share in by_layer.items() if share < SHARP]
     average = f"attention has {percent(fmean(shares))} of maximal entropy on average, {profile.mean:.2f} nats"
-    if len(even) == len(shares):
-        return f"{_all(profile)} are nearly uniform: {average}; CB gives such attention for nothing"
+    if len(even) == len(shares) and _all(profile) == ALL:
+        return f"{ALL} are nearly uniform: {average}; CB gives such attention for nothing"
     if even:
         those = fmean([by_layer[number] for number in even])
         verb = "are" if len(even) > 1 else "is"
@@ -97,6 +98,8 @@ def _class_entropy(profiles: Mapping[str, Profile]) -> str:
     shares = profile.shares if profile else None
     if not profile or not shares:
         return ""
+    if len(shares) == 1:
+        return f"the class token's attention has {percent(*shares)} of maximal entropy in {layers(profile.numbers)}"
     first, last = shares[0], shares[-1]
     how = "narrows" if last < first - 0.05 else "widens" if last > first + 0.05 else "stays as wide as it was"
     start = "the first layer" if profile.numbers[0] == 1 else layers(profile.numbers[:1])
@@ -154,6 +157,8 @@ def _distance(profiles: Mapping[str, Profile]) -> str:
         return ""
     by_layer = dict(zip(profile.numbers, profile.means, strict=True))
     near, far = (end(by_layer, key=by_layer.__getitem__) for end in (min, max))
+    if len(by_layer) == 1:
+        return f"attention reaches {profile.mean:.2f} of the image's sides in layer {far}"
     if by_layer[far] - by_layer[near] < 0.01:
         return f"attention reaches equally far in {_all(profile)}: {by_layer[far]:.2f} of the image's sides"
     return (
