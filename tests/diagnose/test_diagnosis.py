@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import vitrefine
 from vitrefine.diagnose import capture, capture_features, diagnose, head_similarity, linear_cka, relative_distance
-from vitrefine.diagnose.attention import attention_rollout
+from vitrefine.diagnose.attention import attention_map, attention_rollout
 from vitrefine.diagnose.cka import evolution
 from vitrefine.diagnose.collect import _thinned, split
 from vitrefine.diagnose.grid import TokenGrid
@@ -188,6 +188,20 @@ def test_layers_are_counted_in_the_model() -> None:
     assert pyramid.queries is not None
     assert pyramid.queries.numbers == [4, 5]
     assert diagnose(small(), images(4), layers=2)["entropy"].numbers == [3]
+
+
+def test_a_register_is_no_class_token() -> None:
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, depth=2, class_token=False, reg_tokens=4, global_pool="avg"
+    ).eval()
+    diagnosis = diagnose(model, images(4))
+    assert "class_entropy" not in diagnosis.profiles
+    assert "distance" in diagnosis.profiles
+    with torch.no_grad(), capture(model) as attentions:
+        model(images(4))
+    seen = attentions[1].calls[0].maps().mean(dim=(1, 2))[:, 4:]
+    expected = (seen / seen.amax(dim=1, keepdim=True)).unflatten(1, (4, 4))
+    torch.testing.assert_close(attention_map(model, images(4)), expected)
 
 
 def test_attention_to_a_single_key_has_no_entropy() -> None:

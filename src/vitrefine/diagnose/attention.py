@@ -58,6 +58,11 @@ def prefix_tokens_of(model: nn.Module) -> int:
     return getattr(unwrap_model(model), "num_prefix_tokens", 0)
 
 
+def has_class_token(model: nn.Module) -> bool:
+    """Whether tokens before the patches begin with a class token, as they do unless a model says that it has none."""
+    return getattr(unwrap_model(model), "has_class_token", True)
+
+
 @torch.no_grad()
 def attention_maps_on(model: nn.Module, images: Tensor) -> list[tuple[int, Tensor]]:
     """Where each layer that sees the whole image at once looks: its number from 0, and (B, h, w) in 0..1.
@@ -69,7 +74,7 @@ def attention_maps_on(model: nn.Module, images: Tensor) -> list[tuple[int, Tenso
     def look(attention: Attention, call: Call) -> None:
         grid = over_image(call, len(images), _size(images), prefix_tokens_of(model))
         if grid is not None and call.proper:
-            some = slice(0, 1) if grid.prefix else slice(None)
+            some = slice(0, 1) if grid.prefix and has_class_token(model) else slice(None)
             row = call.maps(queries=some).float().mean(dim=(1, 2))
             found.append((attention.number, _heat(row, grid)))
 
@@ -120,7 +125,7 @@ def attention_rollout(model: nn.Module, images: Tensor) -> Tensor:
         model(images)
     if rolled is None or grid is None:
         raise UserError(f"no attention of {_kind(model)} maps the whole image to itself, so nothing can be rolled out")
-    row = rolled[:, 0] if grid.prefix else rolled.mean(dim=1)
+    row = rolled[:, 0] if grid.prefix and has_class_token(model) else rolled.mean(dim=1)
     return _heat(row, grid)
 
 

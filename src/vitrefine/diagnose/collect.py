@@ -61,6 +61,7 @@ class AttentionCollector:
     """
 
     prefix_tokens: int
+    class_token: bool
     batch: int = 0
     size: tuple[int, int] = (1, 1)
     images: int = 0
@@ -107,6 +108,8 @@ class AttentionCollector:
                 self.keys[seen.name] = seen.keys
                 self.looks[seen.name] += self.batch
             for key, values in next(found[seen.kind]).items():
+                if key == "class_entropy" and not self.class_token:
+                    continue  # that of a register
                 self.values.setdefault(key, {}).setdefault(seen.name, []).append(values)
         self.seen.clear()
 

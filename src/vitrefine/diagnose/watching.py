@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from vitrefine.diagnose.attention import prefix_tokens_of
+from vitrefine.diagnose.attention import has_class_token, prefix_tokens_of
 from vitrefine.diagnose.capture import capture
 from vitrefine.diagnose.collect import AttentionCollector, FeatureCollector
 from vitrefine.diagnose.evaluation import evaluating
@@ -44,7 +44,8 @@ class Watched:
 @contextmanager
 def watching(model: nn.Module, layers: Layers = "all") -> Iterator[Watched]:
     """A model in evaluation that `diagnose` can learn from, and that is left as it was."""
-    attention, features = AttentionCollector(prefix_tokens_of(model)), FeatureCollector()
+    attention = AttentionCollector(prefix_tokens_of(model), has_class_token(model))
+    features = FeatureCollector()
     with (
         evaluating(model),
         capture(model, layers, on_call=attention.on_call),
