@@ -113,7 +113,7 @@ def test_subjects(tmp_path: Path) -> None:
     run.mkdir()
     about = dict.fromkeys(("spec", "data", "fingerprint", "recipe"), "x") | {"base_spec": "vit+cb", "seed": 0}
     (run / "run.json").write_text(json.dumps(about | {"status": "stopped"}))
-    with pytest.raises(UserError, match="has no model yet: it is stopped"):
+    with pytest.raises(UserError, match="has no model yet: it is stopped; finish it first, with --resume"):
         open_subject(str(run))
     (tmp_path / "m.safetensors").rename(run / "model.safetensors")
     assert open_subject(str(run)).name == "vit+cb"

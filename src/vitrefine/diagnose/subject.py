@@ -48,7 +48,10 @@ def _open(text: str, pretrained: bool, device: str | torch.device) -> Subject:
     run = run_of(text)
     if run is not None:
         if not (run.folder / MODEL).is_file():
-            raise UserError(f"the run in {run.folder} has no model yet: it is {run.status}; wait until it is finished")
+            raise UserError(
+                f"the run in {run.folder} has no model yet: it is {run.status}; finish it first, "
+                "with --resume unless it is still running"
+            )
         return Subject(load(run.folder / MODEL, device=device), run.base_spec, f"the run in {run.folder}")
     if is_saved(text):
         model = load(text, device=device)
