@@ -66,6 +66,15 @@ def test_a_run_has_weights_of_its_own(tmp_path: Path) -> None:
     assert result.stderr == "vitrefine: run holds its own weights; leave --pretrained out\n"
 
 
+def test_two_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "digits")
+    result = run("run", VIT, "--images", "2", "--csv", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    names = {f"{VIT} (first)", f"{VIT} (second)"}
+    assert {row["model"] for row in csv.DictReader(io.StringIO(result.stdout))} == names
+    assert {each["model"] for each in json.loads((tmp_path / "diagnosis.json").read_text())["diagnoses"]} == names
+
+
 def test_csv_and_a_modification(tmp_path: Path) -> None:
     result = run(VIT, "+refiner", "--data", "digits", "--images", "8", "--csv", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -48,6 +48,7 @@ def diagnose(
     check_out(out)
 
     import sys
+    from dataclasses import replace
 
     import torch
     from rich.console import Console
@@ -56,7 +57,7 @@ def diagnose(
     from vitrefine.diagnose.named import is_saved
     from vitrefine.diagnose.subject import open_subject
     from vitrefine.files import replace_file
-    from vitrefine.report.diagnosis import examine, write_diagnosis
+    from vitrefine.report.diagnosis import examine, told_apart, write_diagnosis
     from vitrefine.report.words import plural
 
     asked = [(model, ""), *([] if second is None else [(model, second) if second.startswith("+") else (second, "")])]
@@ -70,7 +71,8 @@ def diagnose(
         with console.status(f"looking into {name}{modification}"):
             subject = open_subject(name, modification, pretrained=pretrained, device=device)
             examined.append(examine(subject, shown, images))
-    diagnoses = [each.diagnosis for each in examined]
+    names = told_apart([each.name for each in examined])
+    diagnoses = [replace(each.diagnosis, model=name) for each, name in zip(examined, names, strict=True)]
     table = rows_to_csv(row for diagnosis in diagnoses for row in diagnosis.rows())
     command = ["vitrefine", "diagnose", *sys.argv[2:]]
     write_diagnosis(examined, out, command)

@@ -120,13 +120,19 @@ def render(examined: Sequence[Examined], command: Sequence[str] = ()) -> str:
     )
 
 
+def told_apart(names: Sequence[str]) -> list[str]:
+    """Names of one model or of two, which may be the same with other weights."""
+    if len(set(names)) == len(names):
+        return list(names)
+    return [f"{name} ({place})" for name, place in zip(names, ("first", "second"), strict=True)]
+
+
 def _short(names: Sequence[str]) -> list[str]:
     """Names for headings; of a modified first model only what was added."""
     if len(names) == 2 and names[1].startswith(f"{names[0]}+"):
         return list(shortened([names[0], names[1].removeprefix(names[0])]).values())
-    if len(set(names)) < len(names):
-        return [f"{name} ({place})" for name, place in zip(names, ("first", "second"), strict=True)]
-    return list(shortened(names).values())
+    apart = told_apart(names)
+    return list(shortened(apart).values()) if apart == names else apart
 
 
 def _headline(diagnoses: Sequence[Diagnosis], names: Sequence[str]) -> str:
