@@ -204,6 +204,14 @@ def test_a_register_is_no_class_token() -> None:
     torch.testing.assert_close(attention_map(model, images(4)), expected)
 
 
+def test_maps_that_meet_no_values_are_not_measured() -> None:
+    model = small("+refiner(share=1)")
+    diagnosis = diagnose(model, images(4))
+    assert diagnosis["entropy"].numbers == diagnosis["refined_head_similarity"].numbers == [1, 3]
+    shared, own = diagnosis["head_similarity"].means[1], diagnosis["refined_head_similarity"].means[0]
+    assert shared == pytest.approx(own, abs=1e-6)
+
+
 def test_attention_to_a_single_key_has_no_entropy() -> None:
     """On small images a pyramid reduces its keys to one."""
     torch.manual_seed(0)

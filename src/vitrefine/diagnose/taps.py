@@ -100,7 +100,10 @@ class CapturedRefined(Graft):
     def _record_maps(self) -> None:
         while self.captured_maps:
             before, after = self.captured_maps.pop(0)
-            self.captured(self, Call(written=before, refined=after))
+            module: Any = self
+            # Maps that it makes itself meet no values in a block that uses those of another.
+            handed = module.shared_maps is not None and not module.makes_maps
+            self.captured(self, Call(written=after, proper=False) if handed else Call(written=before, refined=after))
 
 
 class CapturedNative(Graft):
