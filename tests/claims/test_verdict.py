@@ -140,6 +140,12 @@ def test_two_comparisons_to_choose_from() -> None:
     assert verdict_on(a_claim(settings={"epochs": 9}), *raws)[0] == "inconclusive"
 
 
+def test_no_file_hides_another() -> None:
+    values = {0: 70.0, 1: 75.0, 2: 72.0}
+    with pytest.raises(UserError, match=r"both have results of .*\+cb with recipe cifar; move one of them away"):
+        verdict_on(a_claim(), results(FIRST, values), results(SECOND, values), results(SECOND, values))
+
+
 def test_speed_is_compared_on_one_machine_only() -> None:
     claim = a_claim(metric="images_per_s", seeds=2)
     first, second = {0: 900.0, 1: 910.0}, {0: 990.0, 1: 1005.0}

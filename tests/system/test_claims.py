@@ -45,7 +45,9 @@ def test_from_runs_to_the_page(place: Path) -> None:
     added = run("claims", "--add", "runs", cwd=place)
     assert (added.returncode, added.stderr) == (0, "")
     assert added.stdout.count("wrote docs/results/") == 2
-    assert "A paper: 1 rows: 0 reproduced, 0 not reproduced, 1 inconclusive, 0 not run" in added.stdout
+    assert (
+        "A paper: 1 row: 0 reproduced, 0 not reproduced, 1 inconclusive, 0 not run, 0 repeat others\n" in added.stdout
+    )
     page = (place / "docs" / "claims.md").read_text()
     assert "**inconclusive**: 1 seed so far, of 2" in page
     for path in (place / "docs" / "results").glob("*.json"):

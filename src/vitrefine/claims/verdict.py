@@ -112,12 +112,16 @@ def _comparable(test: Test, found: Sequence[Sequence[Path]], raws: Mapping[Path,
     groups: dict[object, dict[str, Path]] = {}
     for spec, paths in zip(test.specs, found, strict=True):
         for path in paths:
-            groups.setdefault(raws[path].comparable, {})[spec] = path
+            group = groups.setdefault(raws[path].comparable, {})
+            if spec in group:
+                both = f"{group[spec].name} and {path.name} both"
+                raise UserError(f"{both} have results of {spec} with recipe {test.recipe}; move one of them away")
+            group[spec] = path
     whole = [files for files in groups.values() if len(files) == len(test.specs)]
     if len(whole) > 1:
         one, other = (raws[files[test.second]] for files in whole[:2])
         apart = [key for key in one.settings if one.settings[key] != other.settings.get(key)]
-        remedy = f"say under settings which {apart[0]} is meant" if apart else "move one of them away"
+        remedy = f"say under settings which {apart[0]} is meant" if apart else "move those of the other images away"
         names = " and ".join(files[test.second].name for files in whole[:2])
         raise UserError(f"{names} both have results of {test.second} with recipe {test.recipe}; {remedy}")
     return whole[0] if whole else None

@@ -45,6 +45,7 @@ def claims(
     from vitrefine.claims.page import counts, is_current, write_page
     from vitrefine.claims.raw import read_raws
     from vitrefine.claims.verdict import assess_all
+    from vitrefine.report.words import plural
 
     if check:
         if not is_current(docs):
@@ -58,6 +59,7 @@ def claims(
     raws = read_raws(docs)
     for ledger in ledgers:
         found = counts(ledger, assess_all(ledger, raws))
-        shown = ", ".join(f"{many} {verdict}" for verdict, many in found.items())
-        typer.echo(f"{ledger.title}: {len(ledger.claims)} rows: {shown}")
+        repeats = len(ledger.claims) - sum(found.values())
+        shown = ", ".join([*(f"{many} {verdict}" for verdict, many in found.items()), f"{repeats} repeat others"])
+        typer.echo(f"{ledger.title}: {plural(len(ledger.claims), 'row')}: {shown}")
     typer.echo(f"the page is {write_page(docs)}")
