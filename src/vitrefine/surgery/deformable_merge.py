@@ -1,4 +1,4 @@
-"""`+dtm`: tokens merged where learned offsets point, in a pyramid that exists (LIT, Section 3.2).
+"""`+dtm`: tokens merged where learned offsets point, in a pyramid that exists (LIT, Section 3.3).
 
 `variant=retrofit` keeps the merging layer with its weights and deforms what it reads, so outputs do not change until
 offsets have been learned. A convolution becomes a deformable one of its own kernel, stride and padding. Any other way
