@@ -98,6 +98,8 @@ def test_official_branches_are_doubled_on_halved_tokens() -> None:
         ({"embed_dim": 26}, "embed_dim=26 is not divisible by num_heads=4"),
         ({"img_size": 70}, "70x70 does not fit: each side must be a multiple of 16, 64 or 80"),
         ({"variant": "paper", "constraint": "diagonal"}, "no constraint 'diagonal'"),
+        ({"expansion": 2}, "expansion is an option of variant=paper and of refine_own=True"),
+        ({"share": 1.5}, "share=1.5 is no number of blocks"),
         ({"variant": "paper", "refine_own": True}, "refine_own is an option of variant=official"),
         ({"share": -1}, "share=-1 is no number of blocks"),
         ({"img_size": 63, "patch_size": 7}, "patch_size=7 has to be even"),

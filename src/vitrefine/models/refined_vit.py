@@ -121,10 +121,12 @@ class RefinedVisionTransformer(nn.Module):
         check_choice("variant", variant, VARIANTS)
         check_choice("stem", stem, STEMS)
         if variant == "official" and (kernel_size, reduction, constraint) != (3, True, "none"):
+        if variant == "official" and expansion != 3 and not refine_own:
+            raise UserError("expansion is an option of variant=paper and of refine_own=True; shared maps always have 3")
             raise UserError("kernel_size, reduction and constraint are options of variant=paper; add variant=paper")
         if variant == "paper" and refine_own:
             raise UserError("refine_own is an option of variant=official; variant=paper refines own maps in any case")
-        if share < 0:
+        if share < 0 or share != int(share):
             raise UserError(f"share={share} is no number of blocks; 0 has every block make its own maps")
         if embed_dim % num_heads:
             raise UserError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
