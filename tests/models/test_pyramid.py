@@ -131,7 +131,8 @@ def test_no_patch_is_taken_for_a_class_token() -> None:
     with pytest.raises(UserError, match="global_pool=token needs a class token"):
         small(relative=True, global_pool="token")
     with pytest.raises(UserError, match="global_pool=token needs a class token"):
-        small(attention=(1, 1, 1, 0)).reset_classifier(3, "token")
+        (model := small(attention=(1, 1, 1, 0))).reset_classifier(3, "token")
+    assert model.num_classes == 5
 
 
 def test_the_norm_is_that_of_the_last_stage() -> None:
@@ -174,7 +175,50 @@ def test_nothing_decays_that_is_a_position() -> None:
         assert model.no_weight_decay() == positions
 
 
-@pytest.mark.parametrize("size", [(60, 64), (64, 80), (16, 64)])
-def test_sizes_that_do_not_fit(size: tuple[int, int]) -> None:
-    with pytest.raises(UserError, match=f"{size[0]}x{size[1]} does not fit: each side must be a multiple of 32"):
+@pytest.mark.parametrize(
+    ("size", "near"),
+    [
+        ((60, 64), "32x64 or 64x64"),
+        ((64, 80), "64x64 or 64x96"),
+        ((16, 64), "32x64"),
+        ((100, 200), "96x192 or 128x224"),
+    ],
+)
+def test_sizes_that_do_not_fit(size: tuple[int, int], near: str) -> None:
+    sentence = f"{size[0]}x{size[1]} does not fit: each side must be a multiple of 32, as in {near}$"
+    with pytest.raises(UserError, match=sentence):
         small()(image(*size))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"img_size": -32}, "-32x-32 does not fit"),
+        ({"img_size": [64]}, r"img_size=\[64\] is no size of images; give one whole number, or height and width"),
+        ({"img_size": 64.0}, "img_size=64.0 is no size"),
+        ({"img_size": "large"}, "img_size=large is no size"),
+        ({"attention": (-1, 0, 1, 1)}, "a stage has no attention -1; give 0 for none"),
+        ({"attention": (0, 0.5, 1, 1)}, "a stage has no attention 0.5"),
+        ({"attention": 1}, "attention=1 needs one entry for each of 4 stages"),
+        ({"depths": (1, 1, 1)}, r"depths=\(1, 1, 1\) needs one entry"),
+        ({"num_heads": (1, 2, 3, 4)}, "16 channels do not divide into 3 heads"),
+        ({"merging": "pool"}, "no merging 'pool'"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        small(**options)
+
+
+def test_a_map_too_small_for_its_reduction() -> None:
+    model = small(attention=(8, 8, 4, 1))
+    assert model(image()).shape == (2, 5)
+    with pytest.raises(UserError, match="a map of 4x8 has no keys when it is reduced 8 times; reduce it less"):
+        model(image(32, 64))
+
+
+def test_weights_made_for_an_oblong_image_say_so() -> None:
+    for relative in (False, True):
+        state = small(relative=relative, img_size=(64, 96)).state_dict()
+        with pytest.raises(UserError, match="positions were made for images that are not square"):
+            checkpoint_filter_fn(state, small(relative=relative))

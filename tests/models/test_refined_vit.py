@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vitrefine.errors import UserError
-from vitrefine.models.refined_vit import RefinedVisionTransformer
+from vitrefine.models.refined_vit import RefinedVisionTransformer, checkpoint_filter_fn
 from vitrefine.models.token_labels import mix_tokens, random_box, unmix_tokens
 
 
@@ -96,7 +96,7 @@ def test_official_branches_are_doubled_on_halved_tokens() -> None:
         ({"reduction": False}, "options of variant=paper"),
         ({"constraint": "spatial"}, "options of variant=paper"),
         ({"embed_dim": 26}, "embed_dim=26 is not divisible by num_heads=4"),
-        ({"img_size": 70}, "70x70 does not fit: each side must be a multiple of 16, 64 or 80"),
+        ({"img_size": 70}, "70x70 does not fit: each side must be a multiple of 16, as in 64x64 or 80x80"),
         ({"variant": "paper", "constraint": "diagonal"}, "no constraint 'diagonal'"),
         ({"expansion": 2}, "expansion is an option of variant=paper and of refine_own=True"),
         ({"share": 1.5}, "share=1.5 is no number of blocks"),
@@ -131,6 +131,13 @@ def test_spatial_constraint_follows_the_image() -> None:
     other, _ = model._attend(tokens, (2, 8), model.blocks, [])
     assert not torch.allclose(one, other)
     assert model(square).shape == (4, 5)
+
+
+def test_weights_made_for_an_oblong_image_say_so() -> None:
+    state = small(img_size=(64, 96)).state_dict()
+    assert checkpoint_filter_fn(state, small(img_size=(64, 96))) is state
+    with pytest.raises(UserError, match="24 positions were made for images that are not square"):
+        checkpoint_filter_fn(state, small())
 
 
 @pytest.mark.parametrize("pool", ["token", "avg", ""])

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrefine.errors import UserError
 from vitrefine.layers.position import Grid, RelativePositionBias
 from vitrefine.ops.relative_attention import relative_attention
 
@@ -68,7 +69,7 @@ class SpatialReductionAttention(nn.Module):
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.num_heads, self.attn_drop = num_heads, attn_drop
+        self.num_heads, self.reduction, self.attn_drop = num_heads, reduction, attn_drop
         self.q = nn.Linear(dim, dim, bias=qkv_bias, **factory)
         self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias, **factory)
         self.sr = nn.Conv2d(dim, dim, reduction, reduction, **factory)
@@ -77,6 +78,11 @@ class SpatialReductionAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if min(grid) < self.reduction:
+            raise UserError(
+                f"a map of {grid[0]}x{grid[1]} has no keys when it is reduced {self.reduction} times; reduce it less, "
+                "or give larger images"
+            )
         reduced = self.sr(x.unflatten(1, grid).permute(0, 3, 1, 2))
         k, v = self.kv(self.norm(reduced.flatten(2).transpose(1, 2))).chunk(2, dim=-1)
         q, k, v = (split_heads(part, self.num_heads) for part in (self.q(x), k, v))

@@ -3,7 +3,6 @@
 What tells the models apart is data: which stages attend and how, how tokens merge, and where positions enter.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ from vitrefine.layers.attention import GlobalAttention, SpatialReductionAttentio
 from vitrefine.layers.block import PyramidBlock
 from vitrefine.layers.position import Grid, RelativePositionBias, resize_position
 from vitrefine.layers.token_merging import DeformableTokenMerging, UniformTokenMerging
-from vitrefine.models.sizes import check_size, image_size
+from vitrefine.models.sizes import check_size, image_size, square_side
 
+STAGES = 4
 POOLING, FORMATS = ("token", "avg", ""), ("NCHW", "NHWC")
 MERGING: dict[str, Any] = {"deformable": DeformableTokenMerging, "conv": UniformTokenMerging, "swin": PatchMerging}
 
@@ -85,6 +85,18 @@ class PyramidStage(nn.Module):
         self.grid = grid
 
 
+def _check_stages(**per_stage: Any) -> None:
+    """Refuse lists that are not of one entry each stage, and entries that no stage can have."""
+    for name, values in per_stage.items():
+        if not isinstance(values, tuple | list) or len(values) != STAGES:
+            raise UserError(f"{name}={values} needs one entry for each of {STAGES} stages")
+    for dim, heads, kind in zip(*(per_stage[name] for name in ("embed_dims", "num_heads", "attention")), strict=True):
+        if kind < 0 or kind != int(kind):
+            raise UserError(f"a stage has no attention {kind}; give 0 for none, 1 for full, n for keys reduced n×n")
+        if kind and dim % heads:
+            raise UserError(f"{dim} channels do not divide into {heads} heads; change embed_dims or num_heads")
+
+
 class PyramidTransformer(nn.Module):
     """A four-stage vision transformer.
 
@@ -130,9 +142,9 @@ class PyramidTransformer(nn.Module):
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         check_choice("merging", merging, MERGING)
-        per_stage = (embed_dims, depths, num_heads, mlp_ratios, attention)
-        if len({len(values) for values in per_stage}) != 1:
-            raise UserError("embed_dims, depths, num_heads, mlp_ratios and attention need one entry each stage")
+        _check_stages(
+            embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, attention=attention
+        )
         # A class token learns nothing where the last stage does not attend, and has no place on a map that is reduced:
         # there the mean has to do.
         class_token = not relative and attention[-1] == 1
@@ -226,12 +238,11 @@ class PyramidTransformer(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        if global_pool is not None:
-            check_choice("global_pool", global_pool, POOLING)
-            if global_pool == "token" and not self.num_prefix_tokens:
-                raise UserError("global_pool=token needs a class token, which this pyramid has not; take avg")
-            self.global_pool = global_pool
+        global_pool = self.global_pool if global_pool is None else global_pool
+        check_choice("global_pool", global_pool, POOLING)
+        if global_pool == "token" and not self.num_prefix_tokens:
+            raise UserError("global_pool=token needs a class token, which this pyramid has not; take avg")
+        self.num_classes, self.global_pool = num_classes, global_pool
         like = get_device_dtype(self)
         self.head = nn.Linear(self.num_features, num_classes, **like) if num_classes else nn.Identity()
 
@@ -308,7 +319,7 @@ def checkpoint_filter_fn(state: dict[str, Tensor], model: PyramidTransformer) ->
 def _fit(position: Tensor, own: Tensor, grid: Grid) -> Tensor:
     if position.shape == own.shape:
         return position
-    side = math.isqrt(position.shape[1] - (own.shape[1] - grid[0] * grid[1]))
+    side = square_side(position.shape[1] - (own.shape[1] - grid[0] * grid[1]))
     return resize_position(position, (side, side), grid)
 
 

@@ -5,7 +5,6 @@ and ReLU6 in the refiner, maps handed on unrefined. `variant="paper"` is the pap
 a linear refiner. The S, M and L models are official unless told otherwise; Base exists in the paper alone.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from vitrefine.layers.refined_attention import OfficialRefinedAttention, Refined
 from vitrefine.layers.stem import ConvStem, LinearStem
 from vitrefine.models.config import imagenet_cfg
 from vitrefine.models.intermediates import Intermediates, arrange, check_format
-from vitrefine.models.sizes import check_size, image_size
+from vitrefine.models.sizes import check_size, image_size, square_side
 from vitrefine.models.token_labels import mix_tokens, random_box, unmix_tokens
 
 VARIANTS = ("official", "paper")
@@ -121,9 +120,9 @@ class RefinedVisionTransformer(nn.Module):
         check_choice("variant", variant, VARIANTS)
         check_choice("stem", stem, STEMS)
         if variant == "official" and (kernel_size, reduction, constraint) != (3, True, "none"):
+            raise UserError("kernel_size, reduction and constraint are options of variant=paper; add variant=paper")
         if variant == "official" and expansion != 3 and not refine_own:
             raise UserError("expansion is an option of variant=paper and of refine_own=True; shared maps always have 3")
-            raise UserError("kernel_size, reduction and constraint are options of variant=paper; add variant=paper")
         if variant == "paper" and refine_own:
             raise UserError("refine_own is an option of variant=official; variant=paper refines own maps in any case")
         if share < 0 or share != int(share):
@@ -331,7 +330,7 @@ def checkpoint_filter_fn(state: dict[str, Tensor], model: RefinedVisionTransform
     position = state.get("pos_embed")
     if position is None or position.shape == model.pos_embed.shape:
         return state
-    side = math.isqrt(position.shape[1] - model.num_prefix_tokens)
+    side = square_side(position.shape[1] - model.num_prefix_tokens)
     return {**state, "pos_embed": resize_position(position, (side, side), model.grid)}
 
 
