@@ -48,6 +48,19 @@ def test_equals_torchvision(batch, height, width, kernel_size, spread, seed):
             torch.testing.assert_close(ours_grad, theirs_grad, rtol=0, atol=atol)
 
 
+def test_a_place_that_is_no_number_is_not_taken_for_one_outside():
+    x, offset, weight, bias = (t.detach() for t in inputs())
+    offset[0, 3, 1, 2] = torch.inf
+    outside = deformable_merge(x, offset, weight, bias)
+    torch.testing.assert_close(outside, torchvision_merge(x, offset, weight, bias))
+    for channel in (2, 3):
+        offset[0, channel, 1, 2] = torch.nan
+        merged = deformable_merge(x, offset, weight, bias)
+        assert merged[0, 1, 2].isnan().all()
+        merged[0, 1, 2] = outside[0, 1, 2]
+        assert torch.equal(merged, outside)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(

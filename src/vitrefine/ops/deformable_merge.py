@@ -60,6 +60,7 @@ def sample_bilinear(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     tokens = x.reshape(batch, height * width, channels)
     top, left = rows.floor(), columns.floor()
     below, right = rows - top, columns - left
+    lost = rows.isnan() | columns.isnan()  # no place is outside: what went wrong upstream has to be seen
     sampled = None
     first_row, first_column = top.long(), left.long()
     for row, row_weight in ((first_row, 1 - below), (first_row + 1, below)):
@@ -67,7 +68,7 @@ def sample_bilinear(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
             index = torch.where(inside, row * width + column, 0)
             corner = tokens.gather(1, index[..., None].expand(-1, -1, channels))
-            weight = torch.where(inside, row_weight * column_weight, 0).to(x.dtype)[..., None]
+            weight = torch.where(inside | lost, row_weight * column_weight, 0).to(x.dtype)[..., None]
             sampled = corner * weight if sampled is None else sampled + corner * weight
     assert sampled is not None
     return sampled
