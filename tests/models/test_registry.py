@@ -125,6 +125,7 @@ def test_set_input_size(name, small):
     trained = {n: p.requires_grad_("stages.0" not in n).requires_grad for n, p in model.named_parameters()}
     model.set_input_size(img_size=(96, 128))
     assert {n: p.requires_grad for n, p in model.named_parameters()} == trained
+    assert all(p.is_contiguous() for p in model.parameters()), "which files of weights ask for"
     torch.testing.assert_close(model(image), before)
     other = timm.create_model(name, num_classes=5, img_size=(96, 128), **small)
     assert {n: t.shape for n, t in other.state_dict().items()} == {n: t.shape for n, t in model.state_dict().items()}

@@ -53,7 +53,8 @@ class RelativePositionBias(nn.Module):
     @torch.no_grad()
     def set_grid(self, grid: Grid) -> None:
         """Have the table made for another grid."""
-        self.table = nn.Parameter(self.resized(grid).flatten(1).T.clone(), self.table.requires_grad)
+        resized = self.resized(grid).flatten(1).T.clone(memory_format=torch.contiguous_format)
+        self.table = nn.Parameter(resized, self.table.requires_grad)
         self.built_for = grid
 
     def resized(self, grid: Grid) -> Tensor:
