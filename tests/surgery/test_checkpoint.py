@@ -225,6 +225,15 @@ def test_training_a_loaded_model_leaves_the_file_as_it_is(file):
     assert file.read_bytes() == before
 
 
+def test_changing_the_file_leaves_a_loaded_model_as_it_is(file):
+    model = shaken(create("test_vit+cb"))
+    save(model, file)
+    loaded = load(file)
+    with file.open("r+b") as there:  # in its place, as `cp` and `rsync --inplace` do
+        there.write(bytes(file.stat().st_size))
+    assert_same(model, loaded)
+
+
 def test_the_weights_are_those_in_the_file(file):
     with pytest.raises(UserError, match="load takes no pretrained, for the weights are in the file"):
         load(file, pretrained=True)

@@ -69,7 +69,8 @@ def read(path: str | Path) -> tuple[State, Info]:
 def read_any(path: str | Path) -> tuple[State, Info | None]:
     """As `read`, for files of any origin; nothing is known of weights that others wrote."""
     with _opened(path) as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        # Copied: tensors that lie in the file change with it, and end the process where it gets shorter.
+        weights = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (it is no dict)
         info = _info(path, file)
     if info is None:
         return weights, None
