@@ -185,6 +185,11 @@ def test_command_knows_what_was_meant(args: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_command_completes_the_beginning_of_a_name() -> None:
+    sentence = "no family or model 'swin'; did you mean swin_tiny_patch4_window7_224 or swin_transformer or "
+    assert sentence in run("swin").stderr
+
+
 def test_command_needs_no_torch_for_what_is_committed() -> None:
     code = "import sys; sys.argv = ['vitrefine']; from vitrefine.surgery import zoo; zoo.load()"
     code += "; sys.exit('torch' in sys.modules)"

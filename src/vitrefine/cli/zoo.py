@@ -15,6 +15,7 @@ from vitrefine.errors import UserError
 if TYPE_CHECKING:
     from vitrefine.surgery.zoo import Row
 
+_HINTS = 3  # at most, where a name is wrong
 # Headers that let the whole matrix fit a terminal of eighty columns.
 SHORT = {
     "cb_gate": "gate",
@@ -56,6 +57,13 @@ def zoo(
         _print_matrix(rows)
 
 
+def _hint(name: str, known: set[str], otherwise: str) -> str:
+    """Names that begin as this one does, else the one most like it."""
+    near = sorted(other for other in known if other.startswith(name))[:_HINTS]
+    near = near or difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
 def _committed(asked: list[str] | None) -> "list[Row]":
     from vitrefine.surgery.zoo import load
 
@@ -63,8 +71,7 @@ def _committed(asked: list[str] | None) -> "list[Row]":
     known = {name for row in rows for name in (row.family, row.model)}
     for name in asked or ():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "--measure tries any model of timm's"
+            hint = _hint(name, known, "--measure tries any model of timm's")
             raise UserError(f"the zoo has no family or model {name!r}; {hint}")
     return [row for row in rows if not asked or {row.family, row.model} & set(asked)]
 
@@ -81,8 +88,7 @@ def _measured(asked: list[str] | None) -> "list[Row]":
         elif timm.is_model(name):
             rows.append(census.measure(name))
         else:
-            near = difflib.get_close_matches(name, [*census.families(), *timm.list_models()], n=1)
-            hint = f"did you mean {near[0]}?" if near else "vitrefine zoo lists families"
+            hint = _hint(name, {*census.families(), *timm.list_models()}, "vitrefine zoo lists families")
             raise UserError(f"timm has no family or model {name!r}; {hint}")
     return rows
 
