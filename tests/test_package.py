@@ -1,5 +1,6 @@
 """What `import vitrefine` promises: timm knows our models after it, and the command line does not wait for PyTorch."""
 
+import os
 import subprocess
 import sys
 
@@ -40,6 +41,17 @@ def test_timm_creates_our_models(imports):
         f"{imports}; import torch; torch.set_default_device('meta'); print(type(timm.create_model('lit_ti')).__name__)"
     )
     assert run(code).strip() == "PyramidTransformer"
+
+
+def test_timm_creates_our_models_in_a_package_that_is_run(tmp_path):
+    """`python -m package.module` imports the package before it knows the module."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import vitrefine")
+    (tmp_path / "package" / "module.py").write_text("import timm; print(timm.is_model('lit_ti'))")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-m", "package.module"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.stdout == "True\n"
 
 
 def test_every_public_name_is_there():

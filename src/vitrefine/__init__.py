@@ -86,7 +86,13 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
 
 
-# The command line answers --help before it pays for PyTorch ("-m" is what `python -m vitrefine.cli` shows here);
-# everyone else finds our models in timm's registry as soon as they import us.
-if Path(sys.argv[0] if sys.argv else "").stem not in ("vitrefine", "-m"):
+def _is_the_command_line() -> bool:
+    program = Path(sys.argv[0] if sys.argv else "").stem
+    # While `python -m` looks for a module, packages around it are imported: whose it is, only the interpreter knows.
+    return program == "vitrefine" or (program == "-m" and f"{__name__}.cli" in sys.orig_argv)
+
+
+# The command line answers --help before it pays for PyTorch; everyone else finds our models in timm's registry as soon
+# as they import us.
+if not _is_the_command_line():
     importlib.import_module("vitrefine.models")
