@@ -57,6 +57,7 @@ def test_rows_with_gaps_are_told_from_others():
     assert not has_gaps(empty_maps(like, 1, 2, 5, 32))  # whole rows need none
     assert not has_gaps(like.new_empty(1, 2, 5, 21))
     assert not has_gaps(like.new_empty(1, 2, 21, 32).mT)
+    assert not has_gaps(like.new_empty(1, 2, 5, 32)[..., :5])  # a part of something wider
 
 
 @runs_kernels

@@ -15,4 +15,5 @@ def empty_maps(like: Tensor, batch: int, n_maps: int, n_queries: int, n_keys: in
 
 def has_gaps(maps: Tensor) -> bool:
     """Whether rows are apart as in `empty_maps`."""
-    return maps.stride(-1) == 1 and maps.stride(-2) % ROW == 0 and maps.stride(-2) > maps.shape[-1]
+    row = maps.stride(-2)
+    return maps.stride(-1) == 1 and row % ROW == 0 and 0 < row - maps.shape[-1] < ROW
