@@ -116,24 +116,39 @@ def test_a_broken_image_costs_no_other_its_place(pictures, broken, limit):
             file.write_bytes(content)
 
 
+def write_shard(path, images, broken=(), first_class=0):
+    with tarfile.open(path, "w") as archive:
+        for number in range(images):
+            picture = io.BytesIO()
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(picture, "BMP")
+            for ending, content in (
+                ("bmp", b"x" if number in broken else picture.getvalue()),
+                ("cls", str((number + first_class) % 2).encode()),
+            ):
+                member = tarfile.TarInfo(f"{number:03d}.{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     pytest.importorskip("webdataset")
     root = tmp_path_factory.mktemp("shards")
-    for part, count in (("train", 2), ("test", IMAGES)):
-        with tarfile.open(root / f"{part}.tar", "w") as archive:
-            for number in range(count):
-                picture = io.BytesIO()
-                Image.new("RGB", (8, 8), (number, 0, 0)).save(picture, "BMP")
-                broken = part == "test" and number in (4, 5)
-                for ending, content in (
-                    ("bmp", b"x" if broken else picture.getvalue()),
-                    ("cls", str(number % 2).encode()),
-                ):
-                    member = tarfile.TarInfo(f"{number:03d}.{ending}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+    write_shard(root / "train.tar", 2)
+    write_shard(root / "test.tar", IMAGES, broken=(4, 5))
     return open_data(f"wds:{root}/train.tar::{root}/test.tar")
+
+
+def test_shards_made_anew_are_told_from_the_old_ones(tmp_path):
+    """Under the same name, with as many images, and as large."""
+    pytest.importorskip("webdataset")
+    name = f"wds:{tmp_path}/train.tar::{tmp_path}/test.tar"
+    write_shard(tmp_path / "train.tar", 2)
+    keys = []
+    for first_class in (0, 1):
+        write_shard(tmp_path / "test.tar", 10, first_class=first_class)
+        keys += [make(open_data(name)).key, make(open_data(name)).key]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
 
 
 def test_of_shards_the_same_come_whoever_reads_them(shards):

@@ -37,13 +37,6 @@ class FolderSource:
     def name_of(self, number: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._paths[number]))
 
-    def stat_of(self, number: int) -> os.stat_result | None:
-        """What the disk knows of an image; None for a link to nowhere, which whoever reads it will tell."""
-        try:
-            return os.stat(self.name_of(number))
-        except OSError:
-            return None
-
     def file_names(self) -> list[str]:
         """Paths of all images, below the root."""
         return [os.fsdecode(path) for path in self._paths]
@@ -157,6 +150,14 @@ def is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
+def stat_of(path: str) -> os.stat_result | None:
+    """What the disk knows of a file; None for a link to nowhere, which whoever reads it will tell."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
 def fingerprint(classes: tuple[str, ...], *sources: FolderSource) -> str:
     """Hash of the names of all images, and of the sizes of a thousand of them: a million would take too long."""
     digest = hashlib.sha256(repr(classes).encode())
@@ -165,6 +166,6 @@ def fingerprint(classes: tuple[str, ...], *sources: FolderSource) -> str:
         digest.update("\n".join(names).encode("utf-8", "surrogateescape"))
         digest.update(source.labels.numpy().tobytes())
         every = max(1, len(names) // _SIZES_LOOKED_AT)
-        found = [source.stat_of(i) for i in range(0, len(names), every)]
+        found = [stat_of(source.name_of(i)) for i in range(0, len(names), every)]
         digest.update(repr([stat.st_size if stat else 0 for stat in found]).encode())
     return digest.hexdigest()[:16]

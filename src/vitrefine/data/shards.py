@@ -80,6 +80,11 @@ class ShardSet:
         described = repr((classes, train.urls, train.sizes, test.urls, test.sizes))
         self.fingerprint = hashlib.sha256(described.encode()).hexdigest()[:16]
 
+    @property
+    def test_shards(self) -> tuple[str, ...]:
+        """Paths or URLs."""
+        return self._test.urls
+
     def train_loader(self, place: Place, augment: Augment, options: DataOptions, size: tuple[int, int]) -> Loader:
         if augment.repeats > 1:
             raise UserError(

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrefine.data.dataset import Batch, DataSet, Place
-from vitrefine.data.folder import FolderSource
+from vitrefine.data.folder import FolderSource, stat_of
 from vitrefine.data.options import DataOptions
 from vitrefine.data.order import generator_of
 from vitrefine.data.shards import ShardSet
@@ -132,10 +132,14 @@ class ImageSet:
 
 
 def _state_of_files(data: DataSet) -> str:
-    """Size and time of every test image: the fingerprint of a folder does not tell one edited in place."""
+    """Size and time of every file of test images: the fingerprint of a set does not tell one edited in place."""
     source = getattr(data, "test_source", None)
-    if not isinstance(source, FolderSource):
+    if isinstance(data, ShardSet):
+        files: Iterable[str] = data.test_shards
+    elif isinstance(source, FolderSource):
+        files = map(source.name_of, range(data.test_images))
+    else:
         return ""
-    found = map(source.stat_of, range(data.test_images))
+    found = map(stat_of, files)
     states = [(stat.st_size, stat.st_mtime_ns) if stat else None for stat in found]
     return hashlib.sha256(repr(states).encode()).hexdigest()
