@@ -80,6 +80,16 @@ def test_a_second_suite_computes_only_what_is_new(call):
     assert Counting.images == 60 + 2 * 60
 
 
+def test_of_a_model_in_memory_nothing_is_kept_unasked(data, tmp_path, monkeypatch):
+    """Neither code nor hooks show in its weights."""
+    monkeypatch.setenv("VITREFINE_CACHE", str(tmp_path))
+    model = Linear()
+    first = evaluate(model, data, device="cpu")
+    model.register_forward_hook(lambda _, __, logits: -logits)
+    assert evaluate(model, data, device="cpu").accuracy != first.accuracy
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_keeps_its_evaluations(call, quick, tmp_path):
     """Parts join, other settings stand beside, and a damaged file harms nothing."""
     add_to_run(tmp_path, call(["accuracy"]))

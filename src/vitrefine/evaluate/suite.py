@@ -64,7 +64,8 @@ def evaluate(
         workers: Processes that read images.
         device: A GPU, if there is one, where None is given.
         precision: `fp32` or `bf16`.
-        cache: Folder for predictions; the usual one if True, none if None or False.
+        cache: Folder for predictions, none if None or False. True: the usual one, but only for a model that is named;
+            of one in memory, weights do not tell what its code does, and what was hooked into it.
         watch: Told how far it is.
     """
     wanted = _wanted(suites)
@@ -75,8 +76,9 @@ def evaluate(
     else:
         subject = model if isinstance(model, Subject) else subject_of(model, data, **options)
     images = ImageSet(data, subject.device, limit, seed, batch, workers)
-    folder = default_folder() if cache is True else Path(cache) if cache else None
-    examiner = Examiner(subject, images, choices(data), Cache(folder) if folder else None, watch)
+    if cache is True:
+        cache = default_folder() if isinstance(model, str) else None
+    examiner = Examiner(subject, images, choices(data), Cache(Path(cache)) if cache else None, watch)
     found: dict[str, Any] = {}
     notes = subject.notes
     clean = examiner.predict(what="images as they are") if wanted != {"speed"} else None
