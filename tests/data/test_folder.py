@@ -68,6 +68,12 @@ def test_what_is_found(root):
     assert batch.images.shape == (15, 3, 32, 32)
 
 
+@pytest.mark.parametrize("form", ["~/{}", "folder:~/{}"])
+def test_the_users_folder(root, monkeypatch, form):
+    monkeypatch.setenv("HOME", str(root.parent))
+    assert open_data(form.format(root.name)).train_images == 36
+
+
 def test_test_images_are_timms(root):
     from timm.data import create_transform
 

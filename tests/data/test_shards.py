@@ -68,6 +68,12 @@ def data(root):
     return open_data(f"wds:{root}/train-{{00..04}}.tar::{root}/test-{{00..01}}.tar")
 
 
+def test_the_users_folder(root, monkeypatch):
+    monkeypatch.setenv("HOME", str(root))
+    data = open_data("wds:~/train-{00..04}.tar::~/test-*.tar")
+    assert (data.train_images, data.test_images) == (41, 11)
+
+
 def same(left, right):
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):

@@ -80,6 +80,13 @@ def test_a_second_suite_computes_only_what_is_new(call):
     assert Counting.images == 60 + 2 * 60
 
 
+def test_a_cache_in_the_users_folder(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    call(cache="~/own")
+    assert list((tmp_path / "own").glob("*.npz"))
+
+
 def test_of_a_model_in_memory_nothing_is_kept_unasked(data, tmp_path, monkeypatch):
     """Neither code nor hooks show in its weights."""
     monkeypatch.setenv("VITREFINE_CACHE", str(tmp_path))

@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 
 from vitrefine.data.dataset import DataSet, is_utf8
 from vitrefine.errors import UserError
@@ -32,7 +31,7 @@ def open_data(text: str) -> DataSet:
         if not rest:
             raise UserError(f"{text!r} names no data; write {_form(kind)}")
         return _opened(kind, text, rest)
-    if text and Path(text).is_dir():
+    if text and user_path(text).is_dir():
         return _opened("folder", text, text)
     if kind in _OPENERS:
         raise UserError(f"{text!r} names no data; write {_form(kind)}")

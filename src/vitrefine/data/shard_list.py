@@ -57,7 +57,8 @@ def expand(pattern: str) -> tuple[str, ...]:
         expanded = list(braceexpand.braceexpand(pattern))
     except ValueError as error:
         raise UserError(f"the braces of {pattern!r} do not match; write them as in train-{{0000..0099}}.tar") from error
-    found = [path for one in expanded for path in (sorted(glob.glob(one)) if "*" in one else [one])]
+    paths = [os.path.expanduser(path) for path in expanded]
+    found = [path for one in paths for path in (sorted(glob.glob(one)) if "*" in one else [one])]
     missing = [path for path in found if _is_local(path) and not os.path.isfile(path)]
     if not found or len(missing) == len(found):
         raise UserError(f"there is no shard {missing[0] if missing else pattern}; correct the path or the pattern")

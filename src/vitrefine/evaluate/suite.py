@@ -23,6 +23,7 @@ from vitrefine.evaluate.rfc import RATIOS, calibrate
 from vitrefine.evaluate.robustness import REPEATS, measure_robustness, usual_trials
 from vitrefine.evaluate.speed import measure_speed
 from vitrefine.evaluate.subject import Subject, subject_of
+from vitrefine.files import user_path
 from vitrefine.train.device import in_words
 
 SUITES = PARTS
@@ -78,7 +79,7 @@ def evaluate(
     images = ImageSet(data, subject.device, limit, seed, batch, workers)
     if cache is True:
         cache = default_folder() if isinstance(model, str) else None
-    examiner = Examiner(subject, images, choices(data), Cache(Path(cache)) if cache else None, watch)
+    examiner = Examiner(subject, images, choices(data), Cache(user_path(str(cache))) if cache else None, watch)
     found: dict[str, Any] = {}
     notes = subject.notes
     clean = examiner.predict(what="images as they are") if wanted != {"speed"} else None
