@@ -347,11 +347,34 @@ def test_one_shard_cannot_be_divided(root):
         open_data(f"wds:{root}/train-00.tar")
 
 
-def test_sizes_that_are_none(tmp_path):
+@pytest.mark.parametrize("sizes", ["[1, 2]", '{"train-00.tar": -3}', '{"train-00.tar": null}', "3 images", ""])
+def test_sizes_that_are_none(tmp_path, sizes):
     write_shards(tmp_path, [3])
-    (tmp_path / "sizes.json").write_text("[1, 2]")
+    (tmp_path / "sizes.json").write_text(sizes)
     with pytest.raises(UserError, match="must say how many images each shard holds"):
         open_data(f"wds:{tmp_path}/train-00.tar")
+
+
+def test_a_list_of_classes_is_read_or_refused(tmp_path):
+    """Never passed over: labels would be numbered in another way without it."""
+    write_shards(tmp_path, [6, 6])
+    name = f"wds:{tmp_path}/train-{{00..01}}.tar"
+    (tmp_path / "classes.txt").write_bytes("\ufeffowl\r\ncat\r\ndog\r\n".encode())
+    assert open_data(name).classes == ("owl", "cat", "dog")
+    (tmp_path / "classes.txt").write_bytes("caf\xe9\ncat\ndog\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"classes.txt is no UTF-8"):
+        open_data(name)
+    (tmp_path / "classes.txt").write_text("crane\ncat\ncrane\n")
+    with pytest.raises(UserError, match="names two classes crane; give each a name of its own"):
+        open_data(name)
+
+
+def test_labels_that_number_no_classes(tmp_path):
+    labels = (b"20240131", b"20240201")
+    for i in range(2):
+        write_shard(tmp_path / f"{i}.tar", [(str(k), {"png": image_of(k), "cls": labels[k]}) for k in range(2)])
+    with pytest.raises(UserError, match="the label 20240201 is no class number; number classes from 0 on, or label by"):
+        open_data(f"wds:{tmp_path}/{{0,1}}.tar")
 
 
 def test_repeats_are_refused(data):

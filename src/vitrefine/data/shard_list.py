@@ -11,6 +11,7 @@ import lzma
 import os
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from vitrefine.errors import UserError
 READ_ERRORS = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError)
 DAMAGED = "damaged shard"
 _THREADS = 8
+_MOST_CLASSES = 1_000_000  # a greater label is a date or an article's number, and would make a model of its size
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def look_into(urls: tuple[str, ...]) -> tuple[Shards, tuple[str, ...]]:
     """Count the images of shards and find the names of their classes."""
     tables = {folder: _table(folder, "sizes.json") for folder in {os.path.dirname(url) for url in urls}}
     sizes = [tables[os.path.dirname(url)].get(os.path.basename(url)) for url in urls]
-    classes = _lines(os.path.dirname(urls[0]), "classes.txt")
+    classes = _names(os.path.dirname(urls[0]), "classes.txt")
     known = tuple(size for size in sizes if size is not None)
     if len(known) == len(urls) and classes:
         return Shards(urls, known), classes
@@ -109,7 +111,10 @@ def _counted(urls: tuple[str, ...], contents: list[_Content]) -> Shards:
 def _class_names(labels: set[str]) -> tuple[str, ...]:
     """Classes as labels name them; numbers are those of classes, of which some may be missing."""
     if all(label.isdecimal() for label in labels):
-        return tuple(str(i) for i in range(max(map(int, labels)) + 1))
+        greatest = max(map(int, labels))
+        if greatest >= _MOST_CLASSES:
+            raise UserError(f"the label {greatest} is no class number; number classes from 0 on, or label by names")
+        return tuple(str(i) for i in range(greatest + 1))
     return tuple(sorted(labels))
 
 
@@ -198,14 +203,21 @@ def _is_local(url: str) -> bool:
 def _table(folder: str, name: str) -> dict[str, int]:
     text = _text(folder, name)
     try:
-        table = json.loads(text) if text is not None else {}
-        return {str(shard): int(count) for shard, count in table.items()}
+        said = {} if text is None else json.loads(text)
+        table = {str(shard): int(count) for shard, count in said.items()}
+        if min(table.values(), default=0) < 0:
+            raise ValueError("no shard holds fewer images than none")
+        return table
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f'{folder}/{name} must say how many images each shard holds: {{"a.tar": 1000, …}}') from error
 
 
-def _lines(folder: str, name: str) -> tuple[str, ...]:
-    return tuple(line.strip() for line in (_text(folder, name) or "").splitlines() if line.strip())
+def _names(folder: str, name: str) -> tuple[str, ...]:
+    names = [line.strip() for line in (_text(folder, name) or "").splitlines() if line.strip()]
+    twice = next((one for one, times in Counter(names).items() if times > 1), None)
+    if twice is not None:
+        raise UserError(f"{folder}/{name} names two classes {twice}; give each a name of its own")
+    return tuple(names)
 
 
 def _text(folder: str, name: str) -> str | None:
@@ -217,6 +229,10 @@ def _text(folder: str, name: str) -> str | None:
         return None
     try:
         with webdataset.gopen(path) as file:
-            return file.read().decode()
+            return file.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8; write it anew as such") from error
     except READ_ERRORS:
+        if _is_local(path):
+            raise
         return None
