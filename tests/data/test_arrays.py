@@ -60,6 +60,12 @@ def test_npz(tmp_path, arrays):
     same(cifar("cifar10", tmp_path / "c.npz"), arrays)
 
 
+def test_labels_in_the_byte_order_of_another_machine(tmp_path, arrays):
+    flat = {f"{a}_{s}": v for s, (x, y) in arrays.items() for a, v in (("x", x), ("y", y.astype(">i4")))}
+    np.savez(tmp_path / "c.npz", **flat)
+    same(cifar("cifar10", tmp_path / "c.npz"), arrays)
+
+
 def test_an_npz_of_floats(tmp_path, arrays):
     flat = {f"{a}_{s}": v for s, (x, y) in arrays.items() for a, v in (("x", x / 255), ("y", y))}
     np.savez(tmp_path / "c.npz", **flat)
@@ -78,6 +84,8 @@ def test_an_npz_of_floats(tmp_path, arrays):
         ({"y_train": np.eye(9)}, r"the labels in .* are float64 \(81,\); class numbers"),
         ({"y_test": np.arange(6)}, "must hold two classes or more for training, and for testing none besides these"),
         ({"y_train": np.zeros(9, int), "y_test": np.zeros(6, int)}, "must hold two classes or more"),
+        ({"y_train": np.arange(9) + 10**12, "y_test": np.arange(6) + 10**12}, "labels up to 1000000000008"),
+        ({"y_train": np.arange(9) + 2, "y_test": np.arange(6) + 2}, "labels up to 10, but cifar10's end at 9"),
     ],
 )
 def test_arrays_that_are_no_cifar(tmp_path, arrays, changed, sentence):
@@ -177,6 +185,15 @@ def test_only_batches_are_read_of_a_folder(tmp_path, arrays, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or plain(path))
     cifar("cifar10", tmp_path)
     assert sorted(read) == ["batches.meta", "data_batch_1", "test_batch"]
+
+
+def test_batches_beside_a_zip_of_something_else(tmp_path, arrays):
+    write_batches(tmp_path / "batches", arrays)
+    with zipfile.ZipFile(tmp_path / "notes.zip", "w") as archive:
+        archive.writestr("notes.txt", "nothing to see")
+    same(cifar("cifar10", tmp_path), arrays)
+    with pytest.raises(UserError, match=r"notes.zip holds no test and no train images of cifar10"):
+        cifar("cifar10", tmp_path / "notes.zip")
 
 
 def test_missing_path():

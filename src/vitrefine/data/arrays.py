@@ -80,12 +80,16 @@ def digits(size: int = 32) -> ArraySet:
     return ArraySet("digits", split[False], split[True], tuple("0123456789"))
 
 
+_CLASSES = {"cifar10": 10, "cifar100": 100}
+
+
 def cifar(kind: str, path: Path) -> ArraySet:
     """CIFAR-10 or CIFAR-100 (`kind` is cifar10 or cifar100) from any of its forms."""
     if not path.exists():
         raise UserError(f"there is no {path}; give the folder or file that holds {kind}")
-    reader = _read_npz if path.suffix == ".npz" else _read_mosaics if _mosaics(path) else _read_batches
-    splits, names = reader(kind, path)
+    splits, names = _read_npz(kind, path) if path.suffix == ".npz" else _read_mosaics(path)
+    if not splits and path.suffix != ".zip":  # beside batches there may lie zips of something else
+        splits, names = _read_batches(kind, path)
     missing = {"train", "test"} - splits.keys()
     if missing:
         what = f"no {' and no '.join(sorted(missing))} images of {kind}"
@@ -96,7 +100,9 @@ def cifar(kind: str, path: Path) -> ArraySet:
     trained, tested = (set(split.labels.tolist()) for split in (train, test))
     if len(trained) < 2 or tested - trained:
         raise UserError(f"{path} must hold two classes or more for training, and for testing none besides these")
-    count = max(trained) + 1
+    count, most = max(trained) + 1, _CLASSES[kind]
+    if count > most:
+        raise UserError(f"{path} has labels up to {count - 1}, but {kind}'s end at {most - 1}; give {kind} itself")
     return ArraySet(kind, train, test, names if len(names) >= count else tuple(map(str, range(count))))
 
 
@@ -105,9 +111,8 @@ def _split(path: Path, images: np.ndarray, labels: np.ndarray) -> Split:
         raise UserError(f"the images in {path} are {images.dtype} {images.shape}; uint8 (N, 32, 32, 3) is expected")
     if labels.dtype.kind not in "iu" or len(labels) != len(images) or labels.min() < 0:
         raise UserError(f"the labels in {path} are {labels.dtype} {labels.shape}; class numbers from 0 on are expected")
-    return Split(
-        torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels).long()
-    )
+    pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).contiguous()
+    return Split(pixels, torch.from_numpy(labels.astype(np.int64)))
 
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -126,7 +131,7 @@ def _mosaics(path: Path) -> list[Path]:
     return sorted(path.glob("*.zip")) if path.is_dir() else [path] if path.suffix == ".zip" else []
 
 
-def _read_mosaics(kind: str, path: Path) -> tuple[Arrays, tuple[str, ...]]:
+def _read_mosaics(path: Path) -> tuple[Arrays, tuple[str, ...]]:
     """Zips of pictures named split_class_part, in each of which 32×32 images of one class are stacked."""
     parts: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
     for archive in _mosaics(path):
