@@ -15,6 +15,7 @@ from vitrefine.data.options import NOTHING, Augment, DataOptions
         (DataOptions, {"workers": -1}),
         (DataOptions, {"max_broken": 2}),
         (DataOptions, {"crop_ratio": 0}),
+        (DataOptions, {"crop_ratio": 1e-4}),
         (DataOptions, {"batch": 3}),
         (Augment, {"crop": "random"}),
         (Augment, {"scale": (0.5, 0.2)}),

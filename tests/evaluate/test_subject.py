@@ -124,8 +124,9 @@ def test_specs_need_weights(large):
 def test_complaints(model, large):
     with pytest.raises(UserError, match="tells 10 classes apart, but small has 7"):
         subject_of(model, small_set(size=32, classes=7))
-    with pytest.raises(UserError, match=r"a crop ratio of -1 cannot be had"):
-        subject_of(model, large, crop_ratio=-1)
+    for ratio in (-1, 1e-4, 5, float("nan")):
+        with pytest.raises(UserError, match=f"a crop ratio of {ratio:g} cannot be had; give one from 0.1 to 4"):
+            subject_of(model, large, crop_ratio=ratio)
     with pytest.raises(UserError, match="there is no precision 'fp8'"):
         subject_of(model, large, precision="fp8")
     with pytest.raises(UserError, match="there is no device tpu9"):

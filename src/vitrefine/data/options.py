@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from vitrefine.errors import UserError
 
 Share = Annotated[float, Field(ge=0, le=1)]
+LEAST_RATIO, MOST_RATIO = 0.1, 4.0  # with less of them left, images would be resized to more than memory holds
 
 
 class _Options(BaseModel):
@@ -61,7 +62,7 @@ class DataOptions(_Options):
     workers: Annotated[int, Field(ge=0)] = 4
     """Processes that read and augment images; sets in memory need none."""
     test_batch: Annotated[int, Field(ge=1)] = 256
-    crop_ratio: Annotated[float, Field(gt=0, le=4)] | None = None
+    crop_ratio: Annotated[float, Field(ge=LEAST_RATIO, le=MOST_RATIO)] | None = None
     """Side of the test image over that of the resized one; None for 1 in memory and 0.875 elsewhere; above 1 pads."""
     max_broken: Share = 0.01
     """Share of images that may be unreadable before a run stops."""

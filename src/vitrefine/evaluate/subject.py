@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrefine.data.dataset import DataSet
+from vitrefine.data.options import LEAST_RATIO, MOST_RATIO
 from vitrefine.data.pillow import TEST_CROP_RATIO
 from vitrefine.errors import UserError, check_choice
 from vitrefine.surgery.base import NAMES
@@ -18,7 +19,6 @@ from vitrefine.train.output import logits_of
 
 Size = tuple[int, int]
 
-MOST_RATIO = 4.0
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
@@ -136,8 +136,8 @@ def description(model: nn.Module) -> str:
 
 def check_ratio(ratio: float) -> float:
     """Refuse a crop ratio that cannot be had."""
-    if not 0 < ratio <= MOST_RATIO:
-        raise UserError(f"a crop ratio of {ratio:g} cannot be had; give one above 0, and {MOST_RATIO:g} at most")
+    if not LEAST_RATIO <= ratio <= MOST_RATIO:
+        raise UserError(f"a crop ratio of {ratio:g} cannot be had; give one from {LEAST_RATIO:g} to {MOST_RATIO:g}")
     return ratio
 
 
