@@ -1,5 +1,6 @@
 """The model that is tested: prepared as it knows images, and refused where that cannot be."""
 
+import copy
 import json
 
 import pytest
@@ -61,6 +62,19 @@ def test_bf16(model, large):
     found = subject.logits(pixels)
     assert found.dtype == torch.float32
     assert not torch.equal(found, subject_of(model, large, device="cpu").logits(pixels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_precision(model, large, dtype):
+    """As its weights are, so a model computes; and that is said."""
+    pixels = torch.rand(2, 3, 32, 32)
+    exact = subject_of(model, large, device="cpu").logits(pixels)
+    subject = subject_of(copy.deepcopy(model).to(dtype), large, device="cpu")
+    assert subject.notes == (f"the model computes in {str(dtype)[6:]}, as its weights are",)
+    found = subject.logits(pixels)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, atol=0.05, rtol=0.05)
 
 
 def test_checkpoints(model, large, tmp_path):

@@ -45,7 +45,7 @@ class Subject:
         mean, std = self._normalisation
         reduced = PRECISIONS[self.precision]
         with torch.autocast(self.device.type, reduced, enabled=reduced is not None):
-            found = logits_of(self.model((pixels - mean) / std))
+            found = logits_of(self.model(((pixels - mean) / std).to(_dtype_of(self.model))))
         return found.float()
 
     @cached_property
@@ -97,6 +97,8 @@ def subject_of(
     if used is None:
         notes.append(f"the model does not say how its images are normalised, so {data.name}'s mean and deviation count")
     mean, std = used or (data.mean, data.std)
+    if (dtype := _dtype_of(model)) != torch.float32:
+        notes.append(f"the model computes in {str(dtype).removeprefix('torch.')}, as its weights are")
     usual = 1.0 if data.size else config.get("crop_pct") or TEST_CROP_RATIO
     subject = Subject(
         model=model.eval().to(place),
@@ -167,6 +169,11 @@ def _input(model: Any, name: str, data: DataSet) -> tuple[int, Size]:
         return channels, (size[0], size[1])
     given: Any = next((base.args[names[2]] for names in NAMES.values() if names[2] in base.args), size)
     return channels, (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype in which a model takes images: that of its first weights."""
+    return next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
 
 
 def _fingerprint(model: nn.Module, what: str) -> str:
