@@ -1,6 +1,9 @@
 """The whole evaluation: an object that prints itself, JSON, and what a run's folder keeps."""
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -107,6 +110,17 @@ def test_a_run_keeps_its_evaluations(call, quick, tmp_path):
     assert [each["images"] for each in read_evaluations(tmp_path)] == [60, 20]
     (tmp_path / FILE).write_text("{")
     assert read_evaluations(tmp_path) == []
+
+
+def test_a_run_keeps_its_evaluations_in_any_locale(call, tmp_path):
+    add_to_run(tmp_path, call(["robustness"]))  # of which labels are in Greek
+    code = "import sys, pathlib; from vitrefine.evaluate.evaluation import read_evaluations as read; "
+    code += "print(len(read(pathlib.Path(sys.argv[1]))))"
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=plain, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "1\n"
 
 
 def test_broken_images_are_told_of(tmp_path):

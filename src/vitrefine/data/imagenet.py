@@ -38,7 +38,7 @@ def imagenet_a_classes() -> tuple[int, ...]:
 
 
 def _timm_file(name: str) -> str:
-    return files("timm.data").joinpath("_info", name).read_text()
+    return files("timm.data").joinpath("_info", name).read_text("utf-8")
 
 
 def imagenet_set(name: str, path: Path) -> MappedSet:
@@ -109,7 +109,7 @@ def real_labels(file_names: Sequence[str], path: Path | None = None) -> list[tup
 
 def _read_real(path: Path | None) -> list[list[int]]:
     try:
-        text = _timm_file("imagenet_real_labels.json") if path is None else path.read_text()
+        text = _timm_file("imagenet_real_labels.json") if path is None else path.read_text("utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be read; give the path of real.json") from error
     try:

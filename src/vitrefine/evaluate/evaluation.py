@@ -54,7 +54,7 @@ class Evaluation:
 def read_evaluations(folder: Path) -> list[dict[str, Any]]:
     """The evaluations in the folder of a run; none where their file is missing or damaged."""
     try:
-        found = json.loads((folder / FILE).read_text())
+        found = json.loads((folder / FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return []
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
