@@ -10,9 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from torch import OutOfMemoryError
 from typer.main import get_command
 
+import vitrefine
+from vitrefine.cli import main
 from vitrefine.cli.app import app
 from vitrefine.cli.evaluate import evaluate as evaluate_command
 from vitrefine.errors import UserError
@@ -146,6 +149,23 @@ def test_too_little_memory(monkeypatch):
     monkeypatch.setattr("vitrefine.evaluate.suite.evaluate", greedy)
     with pytest.raises(UserError, match="64 images at once need too much memory; give a smaller --batch"):
         evaluate_command("model", data="digits")
+
+
+def test_a_killed_worker_gets_a_sentence(tmp_path, monkeypatch, capsys):
+    """As the kernel kills one when memory runs out."""
+    for number in range(10):
+        folder = tmp_path / "photos" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
+    model = tmp_path / "model.safetensors"
+    vitrefine.save(vitrefine.create(f"{SPEC[:-1]},img_size=8,num_classes=2)"), model)
+    monkeypatch.setattr("vitrefine.data.folder.read_picture", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    options = ["--data", str(tmp_path / "photos"), "--workers", "1", "--cache", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", ["vitrefine", "evaluate", str(model), *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "a process that reads images ended (DataLoader worker (pid" in capsys.readouterr().err
 
 
 def test_help_says_where_the_cache_is(monkeypatch):

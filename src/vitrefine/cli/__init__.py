@@ -23,6 +23,12 @@ def main() -> None:
     except OSError as error:  # a full disk, a file that may not be read: nothing that a traceback would explain
         what = error.filename or "the output"
         sys.exit(_complain(f"{what}: {error.strerror or error}; see to that, and run this again", 2))
+    except RuntimeError as error:
+        # PyTorch raises it wherever the command is when such a process ends; mostly it was memory that ran out.
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        what = f"a process that reads images ended ({str(error).strip()})"
+        sys.exit(_complain(f"{what}; see that memory is left for such, or take fewer of them", 2))
     except KeyboardInterrupt:
         sys.exit(_complain("interrupted", INTERRUPTED))
     except SystemExit as finished:
