@@ -15,6 +15,7 @@ from vitrefine.train.defaults import default_folder, default_recipe
         ("cifar100:y/z", "cifar"),
         ("folder:x", "deit"),
         ("photos", "deit"),
+        ("cifar_like_photos", "deit"),
         ("wds:x", "deit_cb_small"),
     ],
 )

@@ -11,7 +11,7 @@ def default_recipe(data: str) -> str:
     kind = data.partition(":")[0]
     if kind == "wds":
         return "deit_cb_small"  # deit, but for its repeated images, which a stream does not have
-    return "cifar" if kind.startswith("cifar") else "digits" if kind == "digits" else "deit"
+    return "cifar" if kind in ("cifar10", "cifar100") else "digits" if kind == "digits" else "deit"
 
 
 def default_folder(spec: str, data: str, seed: int) -> Path:
