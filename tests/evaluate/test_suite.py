@@ -161,5 +161,10 @@ def test_complaints(call):
         UserError, match="there is no suite 'speeed'; choose one of accuracy, robustness, rfc, speed, all"
     ):
         call(["speeed"])
+    for name, value in (("repeats", 0), ("workers", -1), ("batch", 0), ("limit", 0)):
+        with pytest.raises(UserError, match=f"--{name} is {value}; at least"):
+            call(["robustness"], **{name: value})
+    with pytest.raises(UserError, match="a model in memory has its weights already; leave pretrained out"):
+        call(pretrained=True)
     with pytest.raises(UserError, match="there is no data set or folder 'nowhere'"):
         evaluate(Linear(), "nowhere")

@@ -60,9 +60,9 @@ class ImageSet:
     def __post_init__(self) -> None:
         if self.data.test_images == 0:
             raise UserError(f"{self.data.name} has no test images; give a set that has a test part")
-        for name, value in (("limit", self.limit), ("batch", self.batch)):
-            if value is not None and value < 1:
-                raise UserError(f"--{name} is {value}; at least 1 is needed")
+        for name, value, least in (("limit", self.limit, 1), ("batch", self.batch, 1), ("workers", self.workers, 0)):
+            if value is not None and value < least:
+                raise UserError(f"--{name} is {value}; at least {least} is needed")
 
     def __len__(self) -> int:
         return self.data.test_images if self.limit is None else min(self.limit, self.data.test_images)

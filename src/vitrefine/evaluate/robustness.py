@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from vitrefine.errors import UserError
 from vitrefine.evaluate.attacks import FGSM, PGD
 from vitrefine.evaluate.change import Change
 from vitrefine.evaluate.noise import Blur, GaussianNoise, ShotNoise
@@ -38,6 +39,8 @@ class Outcome:
 
 def usual_trials(seed: int = 0, repeats: int = REPEATS) -> list[Trial]:
     """The changes of the CB paper's Tables 8 and 9, and PGD."""
+    if repeats < 1:
+        raise UserError(f"--repeats is {repeats}; at least 1 is needed")
 
     def drawn(make: Callable[[int], Change]) -> tuple[Change, ...]:
         return tuple(make(draw) for draw in range(repeats))

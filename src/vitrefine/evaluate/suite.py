@@ -12,7 +12,7 @@ from torch import nn
 from vitrefine import __version__
 from vitrefine.data.dataset import DataSet
 from vitrefine.data.open import open_data
-from vitrefine.errors import check_choice
+from vitrefine.errors import UserError, check_choice
 from vitrefine.evaluate.accuracy import choices, measure_accuracy
 from vitrefine.evaluate.cache import Cache, default_folder
 from vitrefine.evaluate.evaluation import PARTS, Evaluation
@@ -22,7 +22,7 @@ from vitrefine.evaluate.predictions import Examiner, Watcher, silent
 from vitrefine.evaluate.rfc import RATIOS, calibrate
 from vitrefine.evaluate.robustness import REPEATS, measure_robustness, usual_trials
 from vitrefine.evaluate.speed import measure_speed
-from vitrefine.evaluate.subject import Subject, subject_of
+from vitrefine.evaluate.subject import subject_of
 from vitrefine.files import user_path
 from vitrefine.train.device import in_words
 
@@ -30,7 +30,7 @@ SUITES = PARTS
 
 
 def evaluate(
-    model: nn.Module | str | Subject,
+    model: nn.Module | str,
     data: DataSet | str,
     suites: Sequence[str] = ("accuracy",),
     *,
@@ -74,8 +74,10 @@ def evaluate(
     options: dict[str, Any] = {"size": size, "crop_ratio": crop_ratio, "device": device, "precision": precision}
     if isinstance(model, str):
         subject = open_subject(model, data, pretrained=pretrained, **options)
+    elif pretrained:
+        raise UserError("a model in memory has its weights already; leave pretrained out, or name its spec")
     else:
-        subject = model if isinstance(model, Subject) else subject_of(model, data, **options)
+        subject = subject_of(model, data, **options)
     images = ImageSet(data, subject.device, limit, seed, batch, workers)
     if cache is True:
         cache = default_folder() if isinstance(model, str) else None
