@@ -230,6 +230,20 @@ def test_complaints(examiner, tmp_path):
         examiner(cache=full).predict()
 
 
+def test_any_damage_of_what_is_kept(tmp_path):
+    """It is noticed, and taken for nothing rather than for predictions."""
+    cache = Cache(tmp_path)
+    cache.write("key", {"index": np.arange(3), "loss": np.ones(3)})
+    file = tmp_path / "key.npz"
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        found = cache.read("key")
+        if found is not None and found.keys() == {"index", "loss"}:
+            assert found["index"].tolist() == [0, 1, 2]
+            assert found["loss"].tolist() == [1, 1, 1]
+
+
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("VITREFINE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -86,5 +86,5 @@ def _read(path: Path) -> Columns | None:
     try:
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile):
         return None
