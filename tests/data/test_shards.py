@@ -369,6 +369,19 @@ def test_a_list_of_classes_is_read_or_refused(tmp_path):
         open_data(name)
 
 
+def test_classes_that_are_numbered_otherwise_for_testing(tmp_path):
+    """With labels that are numbers, images would be taken for others."""
+    for part, classes in (("train", "cat\ndog\nowl\n"), ("val", "owl\ndog\ncat\n")):
+        (tmp_path / part).mkdir()
+        write_shards(tmp_path / part, [6])
+        (tmp_path / part / "classes.txt").write_text(classes)
+    name = f"wds:{tmp_path}/train/train-00.tar::{tmp_path}/val/train-00.tar"
+    with pytest.raises(UserError, match=r"numbers classes otherwise than .*; make classes.txt alike"):
+        open_data(name)
+    (tmp_path / "val" / "classes.txt").write_text("cat\ndog\nowl\n")
+    assert open_data(name).classes == ("cat", "dog", "owl")
+
+
 def test_labels_that_number_no_classes(tmp_path):
     labels = (b"20240131", b"20240201")
     for i in range(2):

@@ -75,7 +75,7 @@ def look_into(urls: tuple[str, ...]) -> tuple[Shards, tuple[str, ...]]:
     """Count the images of shards and find the names of their classes."""
     tables = {folder: _table(folder, "sizes.json") for folder in {os.path.dirname(url) for url in urls}}
     sizes = [tables[os.path.dirname(url)].get(os.path.basename(url)) for url in urls]
-    classes = _names(os.path.dirname(urls[0]), "classes.txt")
+    classes = classes_beside(urls[0])
     known = tuple(size for size in sizes if size is not None)
     if len(known) == len(urls) and classes:
         return Shards(urls, known), classes
@@ -212,7 +212,9 @@ def _table(folder: str, name: str) -> dict[str, int]:
         raise UserError(f'{folder}/{name} must say how many images each shard holds: {{"a.tar": 1000, …}}') from error
 
 
-def _names(folder: str, name: str) -> tuple[str, ...]:
+def classes_beside(url: str) -> tuple[str, ...]:
+    """What the classes.txt beside a shard says; nothing if there is none."""
+    folder, name = os.path.dirname(url), "classes.txt"
     names = [line.strip() for line in (_text(folder, name) or "").splitlines() if line.strip()]
     twice = next((one for one, times in Counter(names).items() if times > 1), None)
     if twice is not None:

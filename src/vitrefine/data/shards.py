@@ -18,7 +18,7 @@ from vitrefine.data.finish import Finish
 from vitrefine.data.options import Augment, DataOptions, check_size
 from vitrefine.data.order import TEST_SHARE, seed_of
 from vitrefine.data.pillow import Transform, chance_from, testing_transform, training_transform
-from vitrefine.data.shard_list import Shards, class_number, expand, look_into
+from vitrefine.data.shard_list import Shards, class_number, classes_beside, expand, look_into
 from vitrefine.data.shard_reader import Decoded, ShardReader, buffered_order
 from vitrefine.data.sharding import (
     Stretch,
@@ -48,6 +48,8 @@ def shard_set(name: str, text: str) -> "ShardSet":
         unknown = next((label for label in reversed(tested) if class_number(label, numbers) is None), None)
         if unknown is not None:
             raise UserError(f"{test_pattern} holds a class that {train_pattern} does not ({unknown}); label them alike")
+        if classes_beside(test.urls[0]) not in ((), classes):
+            raise UserError(f"{test_pattern} numbers classes otherwise than {train_pattern}; make classes.txt alike")
     else:
         train, test = _divided(train, TEST_SHARE)
     return ShardSet(name, classes, train, test)
