@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import vitrefine
+from vitrefine.errors import UserError
 from vitrefine.evaluate.attacks import FGSM, PGD, fgsm, pgd
 from vitrefine.evaluate.images import Shown
 from vitrefine.evaluate.subject import subject_of
@@ -33,6 +34,12 @@ def foolbox_attack(subject, shown, attack, epsilon):
     normalisation = {"mean": list(subject.mean), "std": list(subject.std), "axis": -3}
     model = foolbox.PyTorchModel(subject.model, bounds=(0, 1), preprocessing=normalisation, device="cpu")
     return attack(model, shown.pixels, foolbox.criteria.Misclassification(shown.targets), epsilons=epsilon / 255)[1]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_model_without_gradients(subject, shown, mode):
+    with pytest.raises(UserError, match="attacks need gradients, and this model computes without"):
+        fgsm(mode()(subject.logits), shown.pixels, shown.targets, 1)
 
 
 @pytest.mark.parametrize("epsilon", [1, 8])

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrefine.errors import UserError
 from vitrefine.evaluate.change import Change
 from vitrefine.evaluate.draws import each_drawn
 from vitrefine.evaluate.images import Shown
@@ -65,6 +66,8 @@ def _uphill(logits: Logits, pixels: Tensor, targets: Tensor) -> Tensor:
     with torch.enable_grad():
         free = pixels.detach().requires_grad_()
         loss = F.cross_entropy(logits(free), targets, reduction="sum")
+        if not loss.requires_grad:
+            raise UserError("attacks need gradients, and this model computes without; leave out robustness, or no_grad")
         (gradient,) = torch.autograd.grad(loss, free)
     return gradient.sign()
 
