@@ -202,7 +202,14 @@ def test_a_stalled_loss_stops_the_run(small_job, tmp_path):
 
 
 def test_accumulated_steps_make_the_same_updates(small_job, tmp_path):
-    plain = ("augment.crop=none", "augment.flip=0", "augment.mixup=0", "augment.cutmix=0", "augment.erasing=0")
+    plain = (
+        "precision=fp32",
+        "augment.crop=none",
+        "augment.flip=0",
+        "augment.mixup=0",
+        "augment.cutmix=0",
+        "augment.erasing=0",
+    )
     sgd = ("optim.name=sgd", "optim.momentum=0.9", "optim.lr=0.05", "epochs=1", "model.ema=0.5", "optim.clip_grad=1")
     for accumulate in (1, 4):
         train(small_job(tmp_path / str(accumulate), *plain, *sgd, f"accumulate={accumulate}"))
@@ -290,6 +297,10 @@ def test_mistakes_are_found_before_anything_is_written(small_job, tmp_path):
         train(small_job(tmp_path / "run", "batch=4096"))
     with pytest.raises(UserError, match=r"cannot take images of 7x7 \(.*; change data.size or the model"):
         train(small_job(tmp_path / "run", "data.size=7", spec="vit_tiny_patch16_224(depth=1)"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_half_precision_that_cannot_be_had_here(small_job, tmp_path):
     with pytest.raises(UserError, match="precision=fp16 needs a GPU"):
         train(small_job(tmp_path / "run", "precision=fp16"))
 
