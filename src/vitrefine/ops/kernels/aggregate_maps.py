@@ -12,6 +12,7 @@ from torch import Tensor
 from vitrefine.ops.aligned_maps import empty_maps
 from vitrefine.ops.kernels.launch import Launcher
 from vitrefine.ops.kernels.precision import product_precision
+from vitrefine.ops.kernels.rows import load_rows, store_rows
 from vitrefine.ops.kernels.shapes import cdiv, padded
 
 TILE = {"ROWS": 64, "KEYS": 64, "num_warps": 4, "num_stages": 3}
@@ -26,19 +27,11 @@ def load_map(maps, row_stride, rows, columns, n_rows, n_columns):
 
 
 @triton.jit
-def load_tokens(tensor, token_stride, tokens, n_tokens, dim, DIM: tl.constexpr):
-    """[tokens, DIM] of one head, zero outside."""
-    channels = tl.arange(0, DIM)[None, :]
-    within = (tokens < n_tokens)[:, None] & (channels < dim)
-    return tl.load(tensor + tokens[:, None] * token_stride + channels, mask=within, other=0.0)
-
-
-@triton.jit
-def store_tokens(tensor, token_stride, value, tokens, n_tokens, dim, DIM: tl.constexpr):
-    """Write [tokens, DIM] of one head."""
-    channels = tl.arange(0, DIM)[None, :]
-    within = (tokens < n_tokens)[:, None] & (channels < dim)
-    tl.store(tensor + tokens[:, None] * token_stride + channels, value.to(tensor.dtype.element_ty), mask=within)
+def own_tile(n_tokens, n_heads, SIZE: tl.constexpr):
+    """Image, head and tokens of a program; tiles of one map follow one another."""
+    tiles = tl.cdiv(n_tokens, SIZE)
+    which = (tl.program_id(0) // tiles).to(tl.int64)
+    return which // n_heads, which % n_heads, (tl.program_id(0) % tiles) * SIZE + tl.arange(0, SIZE)
 
 
 @triton.jit
@@ -47,18 +40,15 @@ def aggregate_maps_kernel(
     n_queries, n_keys, dim, DIM: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """O(i) = Σ_j A(i, j) V(j), for a tile of queries of a map."""
-    tiles = tl.cdiv(n_queries, ROWS)
-    which = (tl.program_id(0) // tiles).to(tl.int64)
-    image, head = which // n_heads, which % n_heads
-    rows = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
+    image, head, rows = own_tile(n_queries, n_heads, ROWS)
     maps += image * map_image + head * map_head
     v += image * v_image + head * v_head
     result = tl.zeros((ROWS, DIM), tl.float32)
     for start in range(0, n_keys, KEYS):
         keys = start + tl.arange(0, KEYS)
         a = load_map(maps, map_row, rows, keys, n_queries, n_keys)
-        result = tl.dot(a, load_tokens(v, v_token, keys, n_keys, dim, DIM), result, input_precision=PRECISION)
-    store_tokens(out + image * out_image + head * out_head, out_token, result, rows, n_queries, dim, DIM)
+        result = tl.dot(a, load_rows(v, keys, v_token, n_keys, dim, DIM), result, input_precision=PRECISION)
+    store_rows(out + image * out_image + head * out_head, result, rows, out_token, n_queries, dim, DIM)
 
 
 @triton.jit
@@ -67,16 +57,13 @@ def aggregate_maps_grad_maps_kernel(
     n_heads, n_queries, n_keys, dim, DIM: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """dA(i, j) = dO(i) · V(j), for a tile of queries of a map; zero past the last key."""
-    tiles = tl.cdiv(n_queries, ROWS)
-    which = (tl.program_id(0) // tiles).to(tl.int64)
-    image, head = which // n_heads, which % n_heads
-    rows = (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
+    image, head, rows = own_tile(n_queries, n_heads, ROWS)
     grad_maps += image * map_image + head * map_head
     v += image * v_image + head * v_head
-    grads = load_tokens(grad + image * grad_image + head * grad_head, grad_token, rows, n_queries, dim, DIM)
+    grads = load_rows(grad + image * grad_image + head * grad_head, rows, grad_token, n_queries, dim, DIM)
     for start in range(0, map_row, KEYS):
         keys = start + tl.arange(0, KEYS)
-        values = load_tokens(v, v_token, keys, n_keys, dim, DIM)
+        values = load_rows(v, keys, v_token, n_keys, dim, DIM)
         product = tl.dot(grads, tl.trans(values), input_precision=PRECISION).to(grad_maps.dtype.element_ty)
         within = (rows < n_queries)[:, None] & (keys < map_row)[None, :]
         tl.store(grad_maps + rows[:, None] * map_row + keys[None, :], product, mask=within)
@@ -88,19 +75,16 @@ def aggregate_maps_grad_values_kernel(
     n_heads, n_queries, n_keys, dim, DIM: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """dV(j) = Σ_i A(i, j) dO(i), for a tile of keys of a map."""
-    tiles = tl.cdiv(n_keys, KEYS)
-    which = (tl.program_id(0) // tiles).to(tl.int64)
-    image, head = which // n_heads, which % n_heads
-    keys = (tl.program_id(0) % tiles) * KEYS + tl.arange(0, KEYS)
+    image, head, keys = own_tile(n_keys, n_heads, KEYS)
     maps += image * map_image + head * map_head
     grad += image * grad_image + head * grad_head
     result = tl.zeros((KEYS, DIM), tl.float32)
     for start in range(0, n_queries, ROWS):
         rows = start + tl.arange(0, ROWS)
         a = load_map(maps, map_row, rows, keys, n_queries, n_keys)
-        grads = load_tokens(grad, grad_token, rows, n_queries, dim, DIM)
+        grads = load_rows(grad, rows, grad_token, n_queries, dim, DIM)
         result = tl.dot(tl.trans(a), grads, result, input_precision=PRECISION)
-    store_tokens(grad_v + image * v_image + head * v_head, v_token, result, keys, n_keys, dim, DIM)
+    store_rows(grad_v + image * v_image + head * v_head, result, keys, v_token, n_keys, dim, DIM)
 
 
 def _launch(launch: Launcher, kernel: object, operands: tuple[Tensor, ...], maps: Tensor, dim: int, tile: str) -> None:

@@ -7,14 +7,8 @@ from torch import Tensor
 
 from vitrefine.ops.kernels.launch import Launcher
 from vitrefine.ops.kernels.relative_attention_call import Call
-from vitrefine.ops.kernels.relative_attention_tiles import (
-    biased_scores,
-    head_strips,
-    key_place,
-    load_rows,
-    query_place,
-    store_rows,
-)
+from vitrefine.ops.kernels.relative_attention_tiles import biased_scores, head_strips, key_place, query_place
+from vitrefine.ops.kernels.rows import load_rows, store_rows
 from vitrefine.ops.kernels.shapes import cdiv
 
 

@@ -11,11 +11,10 @@ from vitrefine.ops.kernels.relative_attention_tiles import (
     biased_scores,
     head_strips,
     key_place,
-    load_rows,
     query_place,
     score_grads,
-    store_rows,
 )
+from vitrefine.ops.kernels.rows import load_rows, store_rows
 from vitrefine.ops.kernels.shapes import cdiv
 
 

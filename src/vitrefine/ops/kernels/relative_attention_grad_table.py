@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vitrefine.ops.kernels.launch import Launcher
 from vitrefine.ops.kernels.relative_attention_call import Call
-from vitrefine.ops.kernels.relative_attention_tiles import head_strips, key_place, load_rows, query_place, score_grads
+from vitrefine.ops.kernels.relative_attention_tiles import head_strips, key_place, query_place, score_grads
+from vitrefine.ops.kernels.rows import load_rows
 from vitrefine.ops.kernels.shapes import cdiv
 
 MOST_PAIRS = 640**2  # tokens, squared, up to which the gradients of all pairs of a head are held at once

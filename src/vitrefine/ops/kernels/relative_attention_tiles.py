@@ -10,20 +10,6 @@ import triton.language as tl
 
 
 @triton.jit
-def load_rows(base, rows, stride, n_rows, dim, DIM: tl.constexpr):
-    channels = tl.arange(0, DIM)
-    mask = (rows >= 0)[:, None] & (rows < n_rows)[:, None] & (channels < dim)[None, :]
-    return tl.load(base + rows[:, None] * stride + channels[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def store_rows(base, values, rows, stride, n_rows, dim, DIM: tl.constexpr):
-    channels = tl.arange(0, DIM)
-    mask = (rows < n_rows)[:, None] & (channels < dim)[None, :]
-    tl.store(base + rows[:, None] * stride + channels[None, :], values.to(base.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def cut(tokens, width, height):
     """Row and column of tokens; one past the last is given the last row, so that no address leaves the strips."""
     # Integers are divided slowly. Half a token away from the nearest whole quotient, a float is exact to 2^21 tokens.
