@@ -124,7 +124,7 @@ def headline(group: Group, table: list[Row]) -> str:
     if told[None]:
         parts.append(f"nothing can be said of {_listed(told[None], names)}")
     text = "; ".join(parts)
-    text = text if text.startswith(tuple(names.values())) else f"{text[0].upper()}{text[1:]}"
+    text = text if text.startswith(tuple(names.values())) else words.first_upper(text)
     return f"{text}.{_of_one_seed(table, names)}"
 
 

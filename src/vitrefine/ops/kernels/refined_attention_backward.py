@@ -18,7 +18,7 @@ from vitrefine.ops.kernels.shapes import cdiv, rows_contiguous
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def values_by_kernel(kept: Tensor, dropout_p: float) -> bool:
+def values_by_chunk(kept: Tensor, dropout_p: float) -> bool:
     """Whether dV is taken a chunk at a time. Kept maps give it at once, unless it was others that were aggregated."""
     return not kept.numel() or dropout_p > 0
 
@@ -37,7 +37,7 @@ def differentiate(
     results: tuple[Tensor, Tensor, Tensor],
     grad_kept: Tensor | None,
     *,
-    by_kernel: bool,
+    by_chunk: bool,
     mask_grad: bool,
 ) -> Gradients:
     """Gradients of q, k, v, the mix, and the additive mask (empty unless `mask_grad`).
@@ -48,7 +48,7 @@ def differentiate(
         grad: Of the output.
         results: All but the output of the forward pass: log-sum-exp, packed mix, refined maps.
         grad_kept: Of the refined maps, where there is one.
-        by_kernel: See `values_by_kernel`.
+        by_chunk: See `values_by_chunk`.
         mask_grad: Whether the mask has a gradient.
     """
     lse, packed, kept = results
@@ -63,7 +63,7 @@ def differentiate(
     by_rows = work[0].last_out < call.n_queries  # then several chunks add to the gradient of a key
     dq = torch.empty_like(q)
     dk, dv = (torch.zeros_like(t, dtype=torch.float32) if by_rows else torch.empty_like(t) for t in (k, v))
-    if not by_kernel:
+    if not by_chunk:
         dv = grad_values(launch, grad, kept, v)
     dmask = q.new_empty(0)
     if mask_grad and mask is not None:
@@ -86,7 +86,7 @@ def differentiate(
         to_mix((MIX_PROGRAMS, mix_rows, 1), out_rows, of.rows, of.width, images)
         to_scores((cdiv(out_rows, tiles["grad_scores"].rows), images, 1), *place)
         to_keys((key_tiles["grad_keys"], images, 1), *place)
-        if by_kernel:
+        if by_chunk:
             to_values((key_tiles["grad_values"], images, 1), *place)
         if dmask.numel():
             bias_tiles = cdiv(out_rows, tiles["grad_bias"].rows), key_tiles["grad_bias"], images if alone else 1

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrefine.errors import UserError
 from vitrefine.ops.kernels.launch import Launcher, on_its_device
-from vitrefine.ops.kernels.refined_attention_backward import differentiate, empty_gradients, values_by_kernel
+from vitrefine.ops.kernels.refined_attention_backward import differentiate, empty_gradients, values_by_chunk
 from vitrefine.ops.kernels.refined_attention_call import Call
 from vitrefine.ops.kernels.refined_attention_forward import attend, empty_results
 from vitrefine.ops.kernels.refined_attention_pack import images_together, pack, spread, unpack
@@ -79,10 +79,10 @@ def _backward(
     """
     call, grad = Call(q, k, v, mix, mask, out_mask, seed, dropout_p, scale), rows_contiguous(grad)
     grad_kept = None if grad_kept is None else rows_contiguous(grad_kept)
-    by_kernel = values_by_kernel(kept, dropout_p)
-    launch = Launcher("backward", [grad, *call.inputs, grad_kept], call.precision, dropout_p > 0, by_kernel)
+    by_chunk = values_by_chunk(kept, dropout_p)
+    launch = Launcher("backward", [grad, *call.inputs, grad_kept], call.precision, dropout_p > 0, by_chunk)
     results = lse, packed, kept
-    return differentiate(launch, call, grad, results, grad_kept, by_kernel=by_kernel, mask_grad=mask_grad)
+    return differentiate(launch, call, grad, results, grad_kept, by_chunk=by_chunk, mask_grad=mask_grad)
 
 
 @_backward.register_fake

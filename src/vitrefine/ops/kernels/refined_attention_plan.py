@@ -157,8 +157,9 @@ def chunks(
     """
     resident = MULTIPROCESSORS * (8 // tile.warps)
     whole = buffer(1, n_queries, n_keys, size, heads)
-    row_bytes = whole.width * heads * item * buffers
-    budget = int(min(max(LEAST_BYTES, least, LEAST_ROWS * whole.width * heads * item), MOST_BYTES))
+    row = whole.width * heads * item  # bytes, in one buffer
+    row_bytes = row * buffers
+    budget = int(min(max(LEAST_BYTES, least, LEAST_ROWS * row), MOST_BYTES))
     most = min(batch, budget // (row_bytes * whole.rows))
     if most >= 1:
         images = _chunk_images(batch, most, cdiv(n_queries, tile.rows), resident)
