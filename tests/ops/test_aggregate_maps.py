@@ -3,23 +3,17 @@
 Without a GPU the kernels run in Triton's interpreter, in a process of their own (see test_deformable_merge_triton).
 """
 
-import os
-
 import pytest
 import torch
+from kernels_here import DEVICE, TOLERANCE, on_gpu, relative_error, runs_interpreter, runs_kernels
 
 from vitrefine.ops.aligned_maps import empty_maps, has_gaps
 from vitrefine.ops.refined_attention import aggregate
 
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.usefixtures("poisoned")
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 
 
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+@runs_interpreter
 def test_in_the_interpreter(interpret):
     interpret(__file__, "-k", "kernel")
 
@@ -30,10 +24,6 @@ def inputs(batch=2, heads=3, queries=21, keys=21, dim=16, dtype=torch.float32):
     maps.copy_(torch.randn(maps.shape))
     v = torch.randn(batch, keys, heads, dim).to(DEVICE, dtype).transpose(1, 2)
     return maps.requires_grad_(), v.requires_grad_()
-
-
-def relative_error(ours, exact):
-    return ((ours.double() - exact).norm() / exact.norm()).item()
 
 
 def check(maps, v):
@@ -94,7 +84,7 @@ def test_kernel_is_a_proper_operator():
     torch.library.opcheck(aggregate_maps_op._forward, inputs(dtype=torch.float16))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_maps_of_kernels_are_aggregated_by_one(dtype):
     maps, v = inputs(queries=197, keys=197, dim=32, heads=12, dtype=dtype)

@@ -6,12 +6,12 @@ interpreter cannot multiply bfloat16.
 
 import importlib
 import math
-import os
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels_here import DEVICE, on_gpu, runs_interpreter, runs_kernels
 
 from vitrefine.errors import UserError
 from vitrefine.ops.attention_statistics import attention_statistics
@@ -19,13 +19,8 @@ from vitrefine.ops.refined_attention import attention_maps
 
 MODULE = importlib.import_module("vitrefine.ops.attention_statistics")  # the package gives the function that name
 
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 
-
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+@runs_interpreter
 def test_in_the_interpreter(interpret):
     interpret(__file__, "-k", "kernel")
 
@@ -267,7 +262,7 @@ def test_kernel_refuses_what_it_cannot_do():
         attention_statistics(*inputs(dtype=torch.float64), impl="triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "tokens", "dim"), [(6, 197, 64), (12, 577, 64), (16, 785, 128), (32, 49, 32)])
 def test_kernel_at_model_shapes(heads, tokens, dim, dtype):
@@ -277,7 +272,7 @@ def test_kernel_at_model_shapes(heads, tokens, dim, dtype):
     check(q, k, mask=torch.rand(2, 1, 1, tokens, device=DEVICE) > 0.3)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@on_gpu
 def test_kernel_memory_is_linear_in_tokens():
     q, k = inputs(batch=1, heads=6, tokens=16_384, dim=64, dtype=torch.bfloat16)
     torch.cuda.reset_peak_memory_stats()

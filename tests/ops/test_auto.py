@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
+from kernels_here import on_gpu
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from vitrefine.errors import UserError
@@ -14,9 +15,6 @@ from vitrefine.ops.deformable_merge import deformable_merge
 from vitrefine.ops.official_refine import OfficialMix, official_refine
 from vitrefine.ops.official_refine_training import Norm, TrainedMix, official_refine_training
 from vitrefine.ops.refined_attention import Mix, _choose, refined_attention, refined_attention_and_maps
-
-ON_GPU = torch.cuda.is_available()
-on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
 
 def on_cuda(shape, dtype=torch.bfloat16):

@@ -4,30 +4,23 @@ The interpreter must be chosen before Triton is imported, and other tests may ha
 therefore runs itself, at small sizes, in a process of its own.
 """
 
-import os
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels_here import DEVICE, ON_GPU, RUN, TOLERANCE, on_gpu, runs_interpreter, runs_kernels
 
 from vitrefine.errors import UserError
 from vitrefine.ops.deformable_merge import deformable_merge
 
 pytest.importorskip("triton")
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.usefixtures("poisoned")
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
-on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
-if ON_GPU or INTERPRETED:
+if RUN:
     from vitrefine.ops.kernels.deformable_merge_op import deformable_merge_triton
 
 
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+@runs_interpreter
 def test_in_the_interpreter(interpret):
     interpret(__file__)
 

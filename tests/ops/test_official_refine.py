@@ -1,27 +1,15 @@
 """The authors' refinement with folded norms: against their modules, and the kernel against the specification."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from kernels_here import DEVICE, TOLERANCE, on_gpu, runs_interpreter, runs_kernels
 
 from vitrefine.ops.official_refine import OfficialMix, official_refine
 
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 
-
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
-def test_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "kernel", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@runs_interpreter
+def test_in_the_interpreter(interpret):
+    interpret(__file__, "-k", "kernel")
 
 
 def draw(heads=3, ratio=3, rows=7, columns=9, batch=2, dtype=torch.float32):
@@ -58,7 +46,7 @@ def test_kernel_compiles_whole():
     assert compiled(maps, *mix).equal(official_refine(maps, mix, impl="triton"))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("heads", "ratio", "rows", "columns"), [(12, 3, 197, 197), (16, 3, 65, 577), (12, 1, 99, 50)])
 def test_kernel_at_model_shapes(heads, ratio, rows, columns, dtype):

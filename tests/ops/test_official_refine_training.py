@@ -1,11 +1,11 @@
 """The authors' refinement in training: the specification against their modules, and the kernels against both."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from kernels_here import DEVICE, on_gpu, runs_interpreter, runs_kernels
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,18 +17,14 @@ from vitrefine.ops.choice import HALF
 from vitrefine.ops.official_refine_training import Norm, TrainedMix, official_refine_training
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 1e-2}
 # Rounding moves one pixel in 10⁴ across a corner of relu6, where gradients change: those of noise feel the root of it.
 GRADIENT_TOLERANCE = {**TOLERANCE, torch.float16: 3e-2, torch.bfloat16: 3e-2}
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 FACTOR = 0.4
 CANCELLING = ("0.reduce_norm.bias", "1.bias")  # a norm takes every mean away; a gradient may have none
 
 
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+@runs_interpreter
 def test_in_the_interpreter(interpret: Callable[..., None]) -> None:
     interpret(__file__, "-k", "kernel")
 
@@ -269,7 +265,7 @@ def test_auto_needs_a_gpu() -> None:
     assert not ops.kernels_serve(torch.rand(1, 3, 4, 4, dtype=torch.bfloat16), 9)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("batch", "heads", "ratio", "rows", "columns"), [(8, 12, 3, 197, 197), (2, 16, 3, 65, 257), (4, 12, 1, 99, 50)]

@@ -4,32 +4,25 @@ The interpreter must be chosen before Triton is imported, and other tests may ha
 therefore runs itself, at small sizes, in a process of its own. The interpreter cannot multiply bfloat16.
 """
 
-import os
-
 import pytest
 import torch
+from kernels_here import DEVICE, ON_GPU, RUN, TOLERANCE, on_gpu, runs_interpreter, runs_kernels
 
 from vitrefine.errors import UserError
 from vitrefine.layers.refiner import Refiner
 from vitrefine.ops.refined_attention import Mix, aggregate, refined_attention, refined_maps
 
 pytest.importorskip("triton")
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 STEPS = 20 if ON_GPU else 3
 pytestmark = pytest.mark.usefixtures("poisoned")
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
-on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
-if ON_GPU or INTERPRETED:
+if RUN:
     from vitrefine.ops.kernels import refined_attention_and_maps_triton, refined_attention_triton
     from vitrefine.ops.kernels import refined_attention_pack as together
     from vitrefine.ops.kernels import refined_attention_plan as plan
 
 
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+@runs_interpreter
 def test_in_the_interpreter(interpret):
     interpret(__file__)
 

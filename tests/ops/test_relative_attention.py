@@ -4,25 +4,19 @@ Without a GPU the kernels run in Triton's interpreter, in a process of their own
 interpreter cannot multiply bfloat16.
 """
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
+from kernels_here import DEVICE, TOLERANCE, on_gpu, relative_error, runs_interpreter, runs_kernels
 
 from vitrefine.errors import UserError
 from vitrefine.layers.position import RelativePositionBias
 from vitrefine.ops.relative_attention import relative_attention, spread_table
 
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 pytestmark = pytest.mark.usefixtures("poisoned")
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 
 
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+@runs_interpreter
 def test_in_the_interpreter(interpret):
     interpret(__file__, "-k", "kernel")
 
@@ -32,10 +26,6 @@ def inputs(batch=2, heads=2, grid=(3, 5), dim=16, dtype=torch.float32, device=DE
     projected = torch.randn(batch, grid[0] * grid[1], 3, heads, dim).to(device, dtype).permute(2, 0, 3, 1, 4)
     table = torch.randn(heads, 2 * grid[0] - 1, 2 * grid[1] - 1, device=device)
     return [*(part.detach().requires_grad_() for part in projected), table.requires_grad_()]
-
-
-def relative_error(ours, exact):
-    return ((ours.double() - exact).norm() / exact.norm()).item()
 
 
 def check(arguments, grid, **options):
@@ -163,7 +153,7 @@ def test_kernel_refuses_what_it_cannot_do():
         relative_attention(*(t.double() for t in inputs()), (3, 5), impl="triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("grid", "dim"), [((14, 14), 32), ((25, 42), 32), ((20, 37), 64), ((9, 13), 128)])
 def test_kernel_at_model_shapes(grid, dim, dtype):

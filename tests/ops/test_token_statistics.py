@@ -3,23 +3,18 @@
 Without a GPU the kernels run in Triton's interpreter, in a process of their own (see test_deformable_merge_triton).
 """
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
+from kernels_here import DEVICE, on_gpu, runs_interpreter, runs_kernels
 
 from vitrefine.errors import UserError
 from vitrefine.ops.token_statistics import centred_gram, mean_cosine
 
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if ON_GPU else "cpu"
-runs_kernels = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="run by test_in_the_interpreter")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests below run as they are")
+@runs_interpreter
 def test_in_the_interpreter(interpret):
     interpret(__file__, "-k", "kernel")
 
@@ -93,7 +88,7 @@ def test_kernel_operators_are_registered_soundly():
     torch.library.opcheck(torch.ops.vitrefine.centred_gram.default, (tokens(2, 3, 4).flatten(1),))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [32, 128])
 def test_kernel_at_model_shapes(batch, dtype):
