@@ -1,5 +1,6 @@
 """What a run is made ready with."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,12 @@ def test_graphs_where_one_gpu_makes_one_step_an_update(device, processes, settin
     recipe = load_recipe("cifar", settings)
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
     assert (is_compiled(recipe, accelerator.device), is_graphed(recipe, accelerator)) == (compiled, graphed)
+
+
+def test_no_graphs_in_other_threads():
+    accelerator = SimpleNamespace(device=torch.device("cuda"), num_processes=1)
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(is_graphed, load_recipe("cifar"), accelerator).result()
 
 
 @pytest.mark.parametrize(("modification", "some_idle"), [("", False), ("+refiner", False), ("+refiner(share=1)", True)])

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import current_thread, main_thread
 
 import torch
 from accelerate import Accelerator
@@ -111,9 +112,9 @@ def is_graphed(recipe: Recipe, accelerator: Accelerator) -> bool:
     """Whether steps are replayed as CUDA graphs, so that small models need not wait for the host.
 
     A graph's gradients are overwritten by its next step: they cannot be summed up over several, or be on their way to
-    other processes meanwhile.
+    other processes meanwhile. PyTorch keeps them for each thread apart, and makes them in the main one alone.
     """
-    alone = accelerator.num_processes == 1 and recipe.accumulate == 1
+    alone = accelerator.num_processes == 1 and recipe.accumulate == 1 and current_thread() is main_thread()
     return recipe.compile == "auto" and accelerator.device.type == "cuda" and alone
 
 
