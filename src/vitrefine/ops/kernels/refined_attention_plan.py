@@ -59,7 +59,6 @@ DEEP_TILES = {
     "maps": Tile(32, 16, 8, 2),
     "maps_backward": Tile(16, 16, 4, 3),
     "grad_mix": TILES["grad_mix"],  # which reads maps alone
-    "grad_scores": Tile(16, 32, 8, 2),
 }
 # For more than that: nothing in flight, and more threads to hold the sums.
 WIDEST_TILES = {name: tile._replace(warps=8, stages=1) for name, tile in WIDE_TILES.items()}
