@@ -12,6 +12,7 @@ from vitrefine.report.findings import Row, baseline_name, short_names
 from vitrefine.report.results import Group
 
 _PITCH, _TOP, _BOTTOM = 56.0, 26.0, 44.0  # pixels: from row to row, and margins
+_LEFT = 18.0  # half of a tick's label, which may stand at the very edge
 _LONGEST = 78  # letters of a name
 
 
@@ -23,7 +24,7 @@ def differences(name: str, group: Group, table: Sequence[Row]) -> Chart | None:
     names = short_names(group)
     told = "; ".join(f"{names[row.label]}: {_figure(row)}" for _, row in shown)
     with svg.drawing(name, WIDE, _TOP + _PITCH * len(shown) + _BOTTOM) as figure:
-        plot = svg.axes(figure, left=1, bottom=_BOTTOM, right=165, top=_TOP)
+        plot = svg.axes(figure, left=_LEFT, bottom=_BOTTOM, right=165, top=_TOP)
         plot.set_ylim(len(shown), 0)
         plot.set_yticks([])
         plot.axvline(0, color=svg.colour("muted"), linewidth=1.2)
@@ -66,7 +67,8 @@ def _draw(plot: Axes, index: int, row: Row, group: Group, place: int) -> None:
     label = short_names(group)[row.label]
     label = label if len(label) <= _LONGEST else f"{label[: _LONGEST - 20]}…{label[-18:]}"
     beside, ink = plot.get_yaxis_transform(), svg.colour("text")
-    plot.text(0, y - 0.33, label, transform=beside, va="center", color=ink, family="monospace")
+    edge: dict[str, Any] = {"xytext": (1 - _LEFT, 0), "textcoords": "offset points"}
+    plot.annotate(label, (0, y - 0.33), xycoords=beside, va="center", color=ink, family="monospace", **edge)
     plot.text(1.015, y, _figure(row), transform=beside, va="center", color=ink)
 
 
