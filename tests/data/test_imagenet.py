@@ -39,10 +39,18 @@ def test_classes_have_their_numbers_even_where_most_are_missing(tmp_path):
     assert labels_of(data) == [0, 999]
 
 
+def test_validation_images_are_enough_for_testing(tmp_path):
+    write(tmp_path / "val", "n15075141/ILSVRC2012_val_00000002.JPEG")
+    data = open_data(f"imagenet:{tmp_path}")
+    assert labels_of(data) == [999]
+    with pytest.raises(UserError, match="has no images to train on; add them, or train on another set"):
+        data.train_loader(WHERE, NOTHING, HERE, (16, 16))
+
+
 def test_v2_is_read_as_numbers(tmp_path):
     data = open_data(f"imagenet-v2:{write(tmp_path, '0/a.jpeg', '2/b.jpeg', '10/c.jpeg', '999/d.jpeg')}")
     assert labels_of(data) == [0, 2, 10, 999]
-    with pytest.raises(UserError, match="is for testing only; train on another set"):
+    with pytest.raises(UserError, match="has no images to train on; add them, or train on another set"):
         data.train_loader(WHERE, NOTHING, HERE, (16, 16))
 
 
@@ -104,16 +112,16 @@ def test_bad_real_labels(tmp_path, name, content, sentence):
 
 
 def test_folders_that_are_not_imagenet(tmp_path):
-    with pytest.raises(UserError, match=r"there is no folder .*train; give the folder that holds train"):
-        open_data(f"imagenet:{tmp_path}")
     write(tmp_path / "train", "n01443537/a.JPEG", "cat/b.JPEG")
     with pytest.raises(UserError, match="there is no folder val in"):
         open_data(f"imagenet:{tmp_path}")
-    write(tmp_path / "val", "ILSVRC2012_val_00000001.JPEG")
+    write(tmp_path / "val", "n01443537/a.JPEG")
     with pytest.raises(UserError, match=r"no classes \(cat\); they are called n01440764 … n15075141"):
         open_data(f"imagenet:{tmp_path}")
     (tmp_path / "train" / "cat" / "b.JPEG").unlink()
     (tmp_path / "train" / "cat").rmdir()
+    (tmp_path / "val" / "n01443537" / "a.JPEG").rename(tmp_path / "val" / "a.JPEG")
+    (tmp_path / "val" / "n01443537").rmdir()
     with pytest.raises(UserError, match="are in no class folders"):
         open_data(f"imagenet:{tmp_path}")
     with pytest.raises(UserError, match=r"no classes \(train, val\); they are called 0 … 999"):

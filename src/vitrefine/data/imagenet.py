@@ -1,6 +1,6 @@
 """ImageNet, its other test sets and its better labels.
 
-    ImageNet     train/ and val/, a folder n01440764 … for each class; some classes may be missing
+    ImageNet     train/ and val/, a folder n01440764 … for each class; some may be missing, and train/ for testing
     ReaL         sets of labels for the validation images (Beyer et al., 2020); images without any do not count
     ImageNet-V2  folders 0 … 999, to be read as numbers (Recht et al., 2019)
     ImageNet-A   200 of the classes; predictions are made among these alone (Hendrycks et al., 2021)
@@ -43,13 +43,15 @@ def _timm_file(name: str) -> str:
 
 def imagenet_set(name: str, path: Path) -> MappedSet:
     """ImageNet-1k from its folder."""
-    train_folder = _folder(path / "train", "train")
     val_folder = next((path / part for part in TEST_NAMES if (path / part).is_dir()), None)
     if val_folder is None:
         raise UserError(
             f"there is no folder val in {path}; put the validation images there, in a folder for each class"
         )
-    train, val = _read(train_folder, wnids()), _read(val_folder, wnids())
+    val = _read(val_folder, wnids())
+    if not (path / "train").is_dir():
+        return _testing_only(name, val)
+    train = _read(path / "train", wnids())
     return MappedSet(name, wnids(), train, val, fingerprint(wnids(), train, val))
 
 

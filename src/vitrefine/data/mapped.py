@@ -56,7 +56,7 @@ class MappedSet:
 
     def train_loader(self, place: Place, augment: Augment, options: DataOptions, size: tuple[int, int]) -> Loader:
         if self.train_images == 0:
-            raise UserError(f"{self.name} is for testing only; train on another set")
+            raise UserError(f"{self.name} has no images to train on; add them, or train on another set")
         kept = (~held_out(self.train_source.labels, options.validation)).nonzero()[:, 0]
         transform = training_transform(augment, check_size(size), self.mean)
         desk = self._desk(place, options, len(kept))
