@@ -58,7 +58,7 @@ def _times(subject: Subject, batch: int, seconds: float) -> np.ndarray:
     channels = len(subject.mean)
     generator = torch.Generator(subject.device).manual_seed(0)
     pixels = torch.rand(batch, channels, *subject.size, generator=generator, device=subject.device)
-    wait = partial(torch.cuda.synchronize, subject.device) if subject.device.type == "cuda" else lambda: None
+    wait = partial(torch.accelerator.synchronize, subject.device) if subject.device.type != "cpu" else lambda: None
     times: list[float] = []
     with torch.inference_mode():
         for _ in range(_WARM_UP):
