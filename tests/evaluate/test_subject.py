@@ -80,13 +80,22 @@ def test_weights_of_another_precision(model, large, dtype):
 def test_checkpoints(model, large, tmp_path):
     path = tmp_path / "model.safetensors"
     images = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.9}
-    vitrefine.save(model, path, input_config=images)
+    vitrefine.save(model, path, input_config=images, classes=large.classes)
     subject = open_subject(str(path), large, device="cpu")
     assert (subject.mean, subject.std, subject.crop_ratio) == ((0.1,) * 3, (0.2,) * 3, 0.9)
+    assert subject_of(vitrefine.load(path), large, device="cpu").crop_ratio == 0.9
     assert subject.name.endswith("+cb")
     assert open_subject(str(path), large, device="cpu", crop_ratio=1.1).crop_ratio == 1.1
     with pytest.raises(UserError, match="holds its own weights; leave --pretrained out"):
         open_subject(str(path), large, pretrained=True)
+
+
+def test_the_crop_of_another_set_is_not_taken(model, large, tmp_path):
+    """That of timm's configuration is for photographs; saved and loaded or not, the answer is the same."""
+    path = tmp_path / "model.safetensors"
+    vitrefine.save(model, path)
+    assert vitrefine.load(path).pretrained_cfg["crop_pct"] == 0.9
+    assert open_subject(str(path), large, device="cpu").crop_ratio == 1.0
 
 
 def test_a_ratio_of_zero_is_not_taken_for_none(model, large, tmp_path):

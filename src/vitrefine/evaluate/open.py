@@ -17,30 +17,26 @@ from vitrefine.surgery.spec import parse
 from vitrefine.train.run import MODEL
 
 
-def open_subject(
-    text: str, data: DataSet, *, pretrained: bool = False, crop_ratio: float | None = None, **options: Any
-) -> Subject:
+def open_subject(text: str, data: DataSet, *, pretrained: bool = False, **options: Any) -> Subject:
     """The model that a text names.
 
     Args:
         text: The folder of a run, a .safetensors file or a folder as `load` takes them, `hf-hub:owner/name`, or a spec.
         data: What it will be tested on.
         pretrained: Take a spec's published weights.
-        crop_ratio: At test time; the checkpoint's own if None.
         options: As `subject_of` takes them.
     """
     run = run_of(text)
     if run is not None and not (run.folder / MODEL).is_file():
         raise UserError(f"the run {run.folder} has no {MODEL} yet (it is {run.status}); finish it with --resume")
     if run is None and not _is_file(text):
-        return subject_of(_of_spec(text, pretrained), data, name=text, crop_ratio=crop_ratio, **options)
+        return subject_of(_of_spec(text, pretrained), data, name=text, **options)
     if pretrained:
         raise UserError(f"{text} holds its own weights; leave --pretrained out")
     model = load(run.folder if run else text)
     name = run.base_spec if run else description(model)
     config: Any = getattr(model, "pretrained_cfg", None) or {}
-    ratio = config.get("crop_pct") if crop_ratio is None else crop_ratio
-    subject = subject_of(model, data, name=name, crop_ratio=ratio, **options)
+    subject = subject_of(model, data, name=name, **options)
     return replace(subject, notes=(*subject.notes, *_classes(text, config.get("label_names"), data)))
 
 

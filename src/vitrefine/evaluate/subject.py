@@ -73,7 +73,8 @@ def subject_of(
         data: What it will be tested on; its mean and deviation are taken where the model says none.
         name: What to call it; its spec if None.
         size: Of the images; what the model was made for if None, or else that of the data.
-        crop_ratio: At test time; the model's own if None, but sets whose images are all of one size are left uncut.
+        crop_ratio: At test time; the model's own if None. But images that are all of one size are left uncut, unless
+            the model knows its classes: then it was trained on such ones, with the ratio that it says.
         device: The GPU, if there is one, where None is given.
         precision: `fp32`, or `bf16` for autocast.
     """
@@ -99,7 +100,8 @@ def subject_of(
     mean, std = used or (data.mean, data.std)
     if (dtype := _dtype_of(model)) != torch.float32:
         notes.append(f"the model computes in {str(dtype).removeprefix('torch.')}, as its weights are")
-    usual = 1.0 if data.size else config.get("crop_pct") or TEST_CROP_RATIO
+    uncut = data.size and not config.get("label_names")
+    usual = 1.0 if uncut else config.get("crop_pct") or TEST_CROP_RATIO
     subject = Subject(
         model=model.eval().to(place),
         name=name,
