@@ -94,6 +94,24 @@ def test_every_tap_at_one_place():
 
 
 @runs_kernels
+@pytest.mark.parametrize("part", [0, 1])
+def test_what_is_no_number_stays_none(part):
+    """A model that has gone astray must not look sound; its other tokens are as they were."""
+    x, offset, weight, bias = inputs()
+    sound = deformable_merge_triton(x, offset, weight, bias)
+    with torch.no_grad():
+        offset[1, part, 2, 3] = torch.nan
+    astray = deformable_merge_triton(x, offset, weight, bias)
+    assert astray.isnan().equal(deformable_merge(x, offset, weight, bias).isnan())
+    assert astray[1, 2, 3].isnan().all()
+    assert int(astray.isnan().sum()) == astray.shape[-1]
+    assert astray[0].equal(sound[0])
+    grad_x, grad_offset = torch.autograd.grad(astray[0].sum() + astray[1, 0].sum(), [x, offset])
+    assert grad_x[0].isfinite().all()
+    assert grad_offset[0].isfinite().all()
+
+
+@runs_kernels
 def test_same_bits_twice():
     arguments = inputs(batch=3, height=14, width=10, spread=2.0)
     upstream = torch.randn(3, 7, 5, 24, device=DEVICE)

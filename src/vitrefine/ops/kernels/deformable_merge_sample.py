@@ -35,9 +35,10 @@ def tap_point(
     right = tl.load(offset + place + offset_channel, mask=live, other=0.0).to(tl.float32)
     y = (row * STEP_ROW - PAD_ROW + (tap // ACROSS) * APART_ROW).to(tl.float32) + down
     x = (column * STEP_COLUMN - PAD_COLUMN + (tap % ACROSS) * APART_COLUMN).to(tl.float32) + right
-    # Farther out than a pixel all is zero; without a bound a wild offset would overflow the integer below.
-    y = tl.minimum(tl.maximum(y, -2.0), height + 1.0)
-    x = tl.minimum(tl.maximum(x, -2.0), width + 1.0)
+    # Farther out than a pixel all is zero; without a bound a wild offset would overflow the integer below. But what is
+    # no number stays none: a model that has gone astray must not look sound.
+    y = tl.clamp(y, -2.0, height + 1.0, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.clamp(x, -2.0, width + 1.0, propagate_nan=tl.PropagateNan.ALL)
     return image, y, x, place
 
 
