@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
+from vitrefine.errors import UserError
 from vitrefine.surgery.graft import strip
 from vitrefine.surgery.operate import apply
 
@@ -282,3 +283,40 @@ def test_autocast(name: str) -> None:
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+CAUSAL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", TEXT),
+    "bert": ("BertLMHeadModel", "BertConfig", {**TEXT, "is_decoder": True}),
+}
+AFTER = ["cb", "cb_s(block=attention)", "cb_hybrid", "se(reduction=2)", "refiner", "dla", "extra_block"]
+BEFORE = ["refiner(kernel_size=1,share=1)", "talking_heads", "uniform_head(mode=widen)", "extra_block(kind=mlp)"]
+
+
+def causal(name: str) -> nn.Module:
+    model_class, config_class, options = CAUSAL[name]
+    torch.manual_seed(0)
+    return getattr(transformers, model_class)(getattr(transformers, config_class)(**options)).eval()
+
+
+@pytest.mark.parametrize("spec", AFTER)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_would_show_tokens_those_after_them_is_refused(name: str, spec: str) -> None:
+    with pytest.raises(UserError, match="a token sees only those before it"):
+        apply(causal(name), spec)
+
+
+@pytest.mark.parametrize("spec", BEFORE)
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_tokens_see_none_after_them(name: str, spec: str) -> None:
+    model = causal(name)
+    apply(model, spec)
+    stir(model, {name for name, _ in model.named_parameters()})
+    text = torch.arange(9)[None]
+    other = text.clone()
+    other[0, -1] = 20
+    one, two = model(input_ids=text)["logits"], model(input_ids=other)["logits"]
+    assert torch.equal(one[:, :-1], two[:, :-1])
+    assert not torch.equal(one[:, -1], two[:, -1])

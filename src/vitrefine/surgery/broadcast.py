@@ -19,7 +19,7 @@ from vitrefine.surgery.maps import fills_grid, tokens_first
 from vitrefine.surgery.padding import Padding, padding_around
 from vitrefine.surgery.registry import modification
 from vitrefine.surgery.selection import Layers, resolve_layers
-from vitrefine.surgery.survey import Survey, survey
+from vitrefine.surgery.survey import Survey, refuse_causal, survey
 
 CLASS_TOKEN = re.compile(r"(cls|class)_(token|embedding|embeds)_?[0-9]*")
 
@@ -142,6 +142,8 @@ def factory_arguments(model: nn.Module, name: str) -> dict[str, Any]:
 
 def _apply(model: nn.Module, kind: str, position: Position, block: Block, layers: Layers) -> list[Change]:
     found = survey(model)
+    if kind != "cb_gate":  # which takes the first token
+        refuse_causal(found, model)
     changes = []
     for place in _chosen(found, model, position, block, layers):
         module = model.get_submodule(place.module)

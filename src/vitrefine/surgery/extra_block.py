@@ -21,7 +21,7 @@ from vitrefine.surgery.maps import layout_of, tokens_first
 from vitrefine.surgery.newcomer import Newcomer
 from vitrefine.surgery.padding import MASK_ARGUMENTS, real_tokens
 from vitrefine.surgery.registry import modification
-from vitrefine.surgery.survey import Survey, survey
+from vitrefine.surgery.survey import Survey, refuse_causal, survey
 
 HEAD_WIDTH = 64  # where the model has no attention whose heads could be counted
 
@@ -124,6 +124,8 @@ def extra_block(model: nn.Module, *, kind: Literal["msa", "mlp"] = "msa") -> lis
         kind: attention with the heads of the model's last one, over the whole map, or an MLP of the same size
     """
     found, flow = survey(model), follow(model)
+    if kind == "msa":
+        refuse_causal(found, model)
     name = _last_block(found, flow, model)
     block, shape = model.get_submodule(name), found.visits[name].output
     if kind == "msa" and tokens_first(shape):

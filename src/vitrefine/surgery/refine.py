@@ -29,7 +29,7 @@ from vitrefine.surgery.multihead import explicit_multihead
 from vitrefine.surgery.padding import hide_padded_queries, is_told_of_padding, real_queries_of_scores
 from vitrefine.surgery.registry import modification
 from vitrefine.surgery.selection import Layers, resolve_layers
-from vitrefine.surgery.survey import AttentionSite, Survey, survey
+from vitrefine.surgery.survey import AttentionSite, Survey, refuse_causal, survey
 from vitrefine.surgery.tap import AttentionTap
 
 
@@ -156,9 +156,13 @@ def _prefix_tokens(model: nn.Module, found: Survey, site: AttentionSite) -> int:
     return keys - math.isqrt(keys) ** 2
 
 
-def _apply(model: nn.Module, layers: Layers, make: Any, *, share: int = 0, what: str) -> list[Change]:
+def _apply(
+    model: nn.Module, layers: Layers, make: Any, *, kernel_size: int = 1, share: int = 0, what: str
+) -> list[Change]:
     found = survey(model)
     sites = _refinable(found, model)
+    if kernel_size > 1:  # it reaches into the map of the next query, which may have seen more
+        refuse_causal(found, model)
     chosen = [sites[i] for i in resolve_layers(layers, len(sites))]
     changes: list[Change] = []
     bus: SharedMaps | None = None
@@ -223,7 +227,7 @@ def refiner(
             return Refiner(heads, expansion=expansion, kernel_size=kernel_size, constraint=constraint or "none")
 
     what = f"maps refined, expansion {expansion}, kernel {kernel_size}×{kernel_size}"
-    return _apply(model, layers, make, share=share, what=what)
+    return _apply(model, layers, make, kernel_size=kernel_size, share=share, what=what)
 
 
 @modification(summary="convolve each attention map (distributed local attention)")
@@ -245,7 +249,7 @@ def dla(
     def make(heads: int) -> nn.Module:
         return Refiner(heads, expansion=0, kernel_size=kernel_size, constraint=constraint or "none")
 
-    return _apply(model, layers, make, what=f"maps convolved {kernel_size}×{kernel_size}")
+    return _apply(model, layers, make, kernel_size=kernel_size, what=f"maps convolved {kernel_size}×{kernel_size}")
 
 
 @modification(summary="expand the attention maps to more heads and reduce them again")

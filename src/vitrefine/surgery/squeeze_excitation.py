@@ -10,7 +10,7 @@ from vitrefine.surgery.graft import Change, Graft, graft, lineage
 from vitrefine.surgery.padding import Padding, padding_around
 from vitrefine.surgery.registry import modification
 from vitrefine.surgery.selection import Layers, resolve_layers
-from vitrefine.surgery.survey import survey
+from vitrefine.surgery.survey import refuse_causal, survey
 
 
 class ExcitedAfter(Graft):
@@ -32,7 +32,9 @@ def se(model: nn.Module, *, reduction: int = 16, layers: Layers = "all") -> list
         reduction: how many times fewer channels lie between the two linear layers
         layers: the blocks that are changed
     """
-    places = mlp_places(survey(model), model, "end")
+    found = survey(model)
+    refuse_causal(found, model)
+    places = mlp_places(found, model, "end")
     changes = []
     for place in (places[i] for i in resolve_layers(layers, len(places))):
         module = model.get_submodule(place.module)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from vitrefine.errors import UserError
 from vitrefine.surgery.heads import head_axes
 from vitrefine.surgery.inputs import BATCH
 from vitrefine.surgery.mlps import MlpSite, Visits, find_mlps
@@ -39,6 +40,15 @@ def survey(model: nn.Module, inputs: dict[str, Tensor] | None = None) -> Survey:
     for site in sites:
         site.odd = _oddity(site, watch.visits[site.name])
     return Survey(sites, list(find_mlps(watch.visits)), watch.visits, any(v.mixes for v in watch.visits.values()))
+
+
+def refuse_causal(found: Survey, model: nn.Module) -> None:
+    """Refuse to let tokens see those after them, in a model that is made to continue what it is given."""
+    if any(getattr(found.visits[site.name].module, "is_causal", None) is True for site in found.attentions):
+        raise UserError(
+            f"in {type(model).__name__} a token sees only those before it, and this would show it those after it; "
+            "expansion, talking_heads and uniform_head do not"
+        )
 
 
 def _find_heads(sites: list[AttentionSite], visits: Visits) -> None:
