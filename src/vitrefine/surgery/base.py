@@ -11,6 +11,7 @@ weights. Whatever goes wrong is one sentence.
 
 import difflib
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -83,12 +84,14 @@ def _hub(name: str, arguments: dict[str, Any]) -> nn.Module:
 
 
 def _torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
-    from torchvision.models import get_model, list_models
+    from torchvision.models import get_model, get_model_builder, list_models
 
     if name not in list_models():
         raise UserError(f"torchvision has no model {name!r}; {_did_you_mean(name, list_models())}")
     if arguments.pop("pretrained", False):
         arguments.setdefault("weights", "DEFAULT")
+    elif "weights_backbone" in inspect.signature(get_model_builder(name)).parameters:
+        arguments.setdefault("weights_backbone", None)  # it would fetch some, though none were asked for
     return get_model(name, **arguments)
 
 

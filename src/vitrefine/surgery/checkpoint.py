@@ -62,7 +62,10 @@ def restored(path: str | Path, state: State, info: Info, **kwargs: Any) -> nn.Mo
     try:
         spec = parse(info["spec"])
         _check_harmless(spec.base)
-        model = _rebuilt(spec, _harmless(info.get("config")), kwargs, state)
+        config = _harmless(info.get("config"))
+        if spec.library == "hf_hub" or (spec.library == "hf" and not config):
+            raise UserError(f"its spec names {spec.base.name} without what that is, which no saved spec does")
+        model = _rebuilt(spec, config, kwargs, state)
     except UserError as error:
         version = info.get("version")
         by = "" if version == __version__ else f" (vitrefine {version} wrote it, this is {__version__})"

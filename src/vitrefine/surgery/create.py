@@ -26,7 +26,15 @@ from vitrefine.surgery.spec import Call, Spec, freeze, parse
 
 # Arguments that say where weights come from, which is no part of what a model is.
 SOURCES = frozenset(
-    {"pretrained", "weights", "cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"}
+    {
+        "pretrained",
+        "weights",
+        "weights_backbone",
+        "cache_dir",
+        "checkpoint_path",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+    }
 )
 
 # Attributes that may differ between two builds of one model: how it is trained, what computes it, where it came from.
