@@ -167,6 +167,7 @@ def test_weights_are_never_unpickled(folder: Path) -> None:
         (transformers.ViTConfig(**VIT), transformers.ViTForImageClassification),
         (transformers.ViTConfig(**VIT, architectures=["ViTModel"]), transformers.ViTModel),
         (transformers.ViTConfig(**VIT, architectures=["NoSuchModel"]), transformers.ViTForImageClassification),
+        (transformers.ViTConfig(**VIT, architectures=["set_seed", "Trainer"]), transformers.ViTForImageClassification),
         (transformers.DeiTConfig(**VIT), transformers.DeiTForImageClassification),
         (transformers.BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=3), transformers.BertModel),
     ],

@@ -427,6 +427,12 @@ def one_bit_flipped(content: bytes) -> bytes:
     return content[:-5] + bytes([content[-5] ^ 4]) + content[-4:]
 
 
+def in_whole_numbers(content: bytes) -> bytes:
+    head = header(content)
+    head["cls_token"]["dtype"] = "I32"
+    return with_header(content, head)
+
+
 CODE = "import os; os.system('echo ran > ran')"
 
 
@@ -448,11 +454,13 @@ class Trap:
         (lambda c: c + b"more", "is damaged or cut short; copy it again"),
         (one_bit_flipped, "is damaged: its weights are not those that were written"),
         (lambda c: with_text(c, "{"), "is damaged: its metadata are no JSON"),
+        (lambda c: with_text(c, "[" * 100_000), "is damaged: its metadata are no JSON"),
         (lambda c: with_text(c, "3"), "is damaged: its metadata do not say"),
         (lambda c: with_info(c, spec=None), "is damaged: its metadata do not say"),
         (lambda c: with_info(c, spec=3), "is damaged: its metadata do not say"),
         (lambda c: with_info(c, tied={"a": "b"}), "is damaged: its metadata do not say"),
         (lambda c: with_info(c, tied=["a"]), "is damaged: its metadata do not say"),
+        (lambda c: with_info(c, tied={"a": ["cls_token"]}), "is damaged: its metadata do not say"),
         (lambda c: with_info(c, input=[1]), "is damaged: its metadata do not say"),
         (lambda c: with_info(c, spec="test_vit+cb("), "cannot be loaded: .* is never closed"),
         (lambda c: with_info(c, spec="no_such_vit"), "cannot be loaded: .*no_such_vit"),
@@ -464,6 +472,7 @@ class Trap:
         ),
         (lambda c: with_info(c, spec="test_vit"), r"\(too many: blocks.0.mlp.broadcast.*, .* and [0-9]+ more\)$"),
         (lambda c: with_info(c, spec="test_vit(num_classes=3)+cb_s"), r"\(of another shape: head.bias, head.weight\)$"),
+        (in_whole_numbers, r"\(of another type: cls_token\)$"),
         (
             lambda c: with_info(c, spec="test_vit(pretrained=true)+cb_s"),
             "its spec gives pretrained=True, which no saved",

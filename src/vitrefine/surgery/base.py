@@ -120,8 +120,9 @@ def _transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
 def _class_for(transformers: Any, config: Any) -> Any:
     """The class that the configuration names; else one that classifies images, if there is one; else the bare model."""
     for name in getattr(config, "architectures", None) or ():
-        if hasattr(transformers, name):
-            return getattr(transformers, name)
+        named = getattr(transformers, str(name), None)
+        if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):  # it may name a tool as well
+            return named
     for task in ("IMAGE_CLASSIFICATION_", ""):
         mapping = getattr(transformers, f"MODEL_FOR_{task}MAPPING" if task else "MODEL_MAPPING")
         if type(config) in mapping:

@@ -125,8 +125,10 @@ def _fill(model: nn.Module, state: State) -> None:
     expected = model.state_dict()
     extra = [name for name in state if name not in expected]
     missing = [name for name in expected if name not in state]
-    misshapen = [name for name in state if name in expected and state[name].shape != expected[name].shape]
-    wrong = [("too many", extra), ("missing", missing), ("of another shape", misshapen)]
+    both = [(name, state[name], expected[name]) for name in state if name in expected]
+    misshapen = [name for name, mine, its in both if mine.shape != its.shape]
+    untyped = [name for name, mine, its in both if mine.is_floating_point() != its.is_floating_point()]
+    wrong = [("too many", extra), ("missing", missing), ("of another shape", misshapen), ("of another type", untyped)]
     if any(names for _, names in wrong):
         listed = "; ".join(f"{what}: {_some(names)}" for what, names in wrong if names)
         raise UserError(f"its weights do not fit its spec ({listed})")

@@ -102,7 +102,7 @@ def _info(path: str | Path, file: Any) -> Info | None:
         return None
     try:
         info: Info = json.loads(metadata[KEY])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: its metadata are no JSON") from error
     if not _well_formed(info, set(file.keys())):
         raise UserError(f"{path} is damaged: its metadata do not say what its weights belong to")
@@ -115,7 +115,8 @@ def _well_formed(info: Any, weights: Container[str]) -> bool:
     kinds = {"tied": dict, "input": dict, "config": dict, "classes": list}
     if not all(isinstance(info.get(name, kind()), kind) for name, kind in kinds.items()):
         return False
-    return all(kept in weights and name not in weights for name, kept in info.get("tied", {}).items())
+    tied = info.get("tied", {}).items()
+    return all(isinstance(kept, str) and kept in weights and name not in weights for name, kept in tied)
 
 
 def _once_each(state: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
