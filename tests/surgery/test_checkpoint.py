@@ -196,6 +196,15 @@ def test_a_model_of_transformers_needs_neither_its_folder_nor_the_hub(config, re
         assert loaded.cls.predictions.decoder.weight is loaded.bert.embeddings.word_embeddings.weight
 
 
+def test_a_swin_of_transformers_can_be_saved_when_it_has_run(file, tmp_path):
+    model = of_transformers(SWIN | {"image_size": 16}, "+cb", tmp_path / "original").eval()
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(images).logits  # the last stage has a single window, so that nothing is left to be shifted
+        save(model, file)
+        assert torch.equal(load(file)(images).logits, expected)
+
+
 def test_a_model_of_timm_needs_no_create(file):
     model = shaken(timm.create_model("test_vit", num_classes=4))
     apply(model, "refiner+cb")

@@ -37,8 +37,11 @@ SOURCES = frozenset(
     }
 )
 
-# Attributes that may differ between two builds of one model: how it is trained, what computes it, where it came from.
-INCIDENTAL = frozenset({"training", "p", "drop_prob", "drop_rate", "grad_checkpointing", "fused_attn", "name_or_path"})
+# Attributes that may differ between two builds of one model: how it is trained, what computes it, where it came from;
+# and the shift of Swin's windows, which transformers' sets anew whenever it runs.
+INCIDENTAL = frozenset(
+    {"training", "p", "drop_prob", "drop_rate", "grad_checkpointing", "fused_attn", "name_or_path", "shift_size"}
+)
 
 
 def create(spec: str | Spec, **kwargs: Any) -> nn.Module:
