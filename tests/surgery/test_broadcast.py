@@ -195,7 +195,7 @@ def test_an_mlp_that_is_given_a_few_tokens_at_a_time_is_refused() -> None:
     [
         ("resnet18", "cb", "convolution or pooling only"),
         ("vit_tiny_patch16_224", "cb(block=attention,position=mid)", "position=mid is a place in the MLP"),
-        ("vit_tiny_patch16_224", "cb+cb_s", "twice"),
+        ("vit_tiny_patch16_224", "cb+cb_s", "^Mlp cannot be changed like this twice: broadcast was put there before"),
         ("mixer_s32_224", "cb(block=attention)", "has no attention"),
     ],
 )

@@ -320,3 +320,9 @@ def test_tokens_see_none_after_them(name: str, spec: str) -> None:
     one, two = model(input_ids=text)["logits"], model(input_ids=other)["logits"]
     assert torch.equal(one[:, :-1], two[:, :-1])
     assert not torch.equal(one[:, -1], two[:, -1])
+
+
+def test_a_model_that_takes_more_than_one_text_says_so() -> None:
+    config = transformers.T5Config(d_model=32, num_layers=2, num_heads=2, vocab_size=50, d_ff=64)
+    with pytest.raises(UserError, match=r"^T5Model does not run on input_ids alone \(.*; change the part"):
+        apply(transformers.T5Model(config), "talking_heads")

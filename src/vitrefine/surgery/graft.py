@@ -90,7 +90,7 @@ def graft(model: nn.Module, module: nn.Module, mixin: type[Graft], **parts: Any)
     for name in parts:
         if hasattr(module, name):
             what = f"{name} was put there before" if isinstance(module, Graft) else f"it has a {name} of its own"
-            raise UserError(f"{type(module).__name__} cannot be changed like this twice: {what}")
+            raise UserError(f"{lineage(type(module))[-1].__name__} cannot be changed like this twice: {what}")
     if "forward" in vars(module):  # accelerate's hooks do this, and so do patches by hand
         raise UserError(
             f"a {type(module).__name__} was given a forward that is not its class's, which would hide any change; "

@@ -43,6 +43,10 @@ def rehearse(
         except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
             failure = failure or error
     reason = str(failure).strip().partition("\n")[0]
+    if inputs is None and (names := " and ".join(example_inputs(model))):
+        raise UserError(
+            f"{type(model).__name__} does not run on {names} alone ({reason}); change the part of it that does"
+        ) from failure
     raise UserError(
         f"{type(model).__name__} runs on no image of a usual size ({reason}); "
         "set its attribute img_size to the size that it takes, or change the part of it that takes images alone"
