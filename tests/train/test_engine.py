@@ -142,6 +142,17 @@ def test_a_run_is_not_continued_as_another_one(done, small_job, overrides, optio
     assert read_run(done[0].folder).status == "finished"
 
 
+def test_checkpoints_of_an_unknown_run_are_not_continued(done, small_job):
+    about = done[0].folder / "run.json"
+    before = about.read_text()
+    about.unlink()
+    for resume in (False, True):
+        with pytest.raises(UserError, match=r"holds checkpoints, but no run\.json that says of what run; restore that"):
+            train(small_job(done[0].folder, *done[0].overrides, seed=3, resume=resume))
+    assert not about.exists()
+    about.write_text(before)
+
+
 def test_other_data_is_another_run(done, small_job):
     job = small_job(done[0].folder, *done[0].overrides, resume=True)
     path = done[0].folder / "run.json"

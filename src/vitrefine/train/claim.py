@@ -15,7 +15,7 @@ from vitrefine.train.job import Job, Line
 from vitrefine.train.lock import FolderLock
 from vitrefine.train.recipe import dump_recipe
 from vitrefine.train.resume import check_same
-from vitrefine.train.run import RECIPE, RUN, read_run, write_about
+from vitrefine.train.run import CHECKPOINTS, RECIPE, RUN, read_run, write_about
 from vitrefine.train.setup import Setup
 
 
@@ -41,6 +41,9 @@ def claim(job: Job, about: Line, lock: FolderLock) -> Line | None:
         raise UserError(f"{job.folder} cannot be made a folder: {error.strerror}; choose another with --out") from error
     lock.take()
     if not (job.folder / RUN).exists():
+        if any((job.folder / CHECKPOINTS).glob("*.pt")):
+            wrong = f"{job.folder} holds checkpoints, but no {RUN} that says of what run"
+            raise UserError(f"{wrong}; restore that, or choose another --out")
         return None
     run = read_run(job.folder)
     if not job.resume:
