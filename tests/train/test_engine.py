@@ -212,6 +212,8 @@ def test_a_stalled_loss_stops_the_run(small_job, tmp_path):
     with pytest.raises(UserError, match=r"has stalled: no new minimum for 2 epochs, .* at step \d+ \(learning rate"):
         train(small_job(tmp_path / "run", *still))
     assert 3 <= len(read_run(tmp_path / "run").metrics("epoch")) < 9
+    # After the last epoch there is nothing left to stop.
+    assert train(small_job(tmp_path / "end", *still, "epochs=2", "stall_epochs=1")).epochs == 2
 
 
 def test_accumulated_steps_make_the_same_updates(small_job, tmp_path):

@@ -171,9 +171,11 @@ class Loop:
         finished = progress.epoch == self.recipe.epochs
         if finished or progress.epoch % self.recipe.checkpoint_epochs == 0:
             self._checkpoint()
+        if finished:
+            return
         since = progress.epoch - progress.best_epoch
         check_progress(since, self.recipe.stall_epochs, train_loss, progress.step, self.lr, self.last)
-        if not finished and self._agreement.to_stop(progress.step, now=True):
+        if self._agreement.to_stop(progress.step, now=True):
             self._stop()
 
     def _checkpoint(self) -> None:
