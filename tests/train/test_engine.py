@@ -295,8 +295,11 @@ def test_too_little_memory_is_one_sentence(small_job, tmp_path, monkeypatch):
     assert read_run(tmp_path / "run").status == "failed"
     with pytest.raises(UserError, match=r"steps of 15 images need .* --resume --set accumulate=9, which"):
         train(small_job(tmp_path / "odd", "batch=45", "accumulate=3"))
-    with pytest.raises(UserError, match=r"steps of 1 images need .*; take smaller images or a smaller model"):
-        train(small_job(tmp_path / "least", "batch=1", "augment.mix_probability=0"))
+    with pytest.raises(UserError, match=r"steps of 2 images need .* --resume --set accumulate=4, which"):
+        train(small_job(tmp_path / "unmixed", "batch=4", "accumulate=2", "augment.mix_probability=0"))
+    for name, *overrides in (["mixed", "batch=4", "accumulate=2"], ["least", "batch=1", "augment.mix_probability=0"]):
+        with pytest.raises(UserError, match=r"steps of [12] images need .*; take smaller images or a smaller model"):
+            train(small_job(tmp_path / name, *overrides))
 
 
 def test_mistakes_are_found_before_anything_is_written(small_job, tmp_path):

@@ -173,7 +173,7 @@ def test_a_mistaken_override_is_named(tmp_path: Path, override: str, expected: s
     ("overrides", "expected"),
     [
         (["accumulate=3"], "--set accumulate=3: batch=8 is not divisible by accumulate=3; change one of them"),
-        (["accumulate=8"], "mine.yaml, line 2: mixup and cutmix mix two images, but a step has only one"),
+        (["accumulate=8"], "--set accumulate=8: mixup and cutmix mix two images, but a step has only one"),
         (["augment.repeats=9"], "--set augment.repeats=9: augment.repeats=9 is more than batch=8; lower it"),
         (
             ["schedule.warmup_epochs=10"],

@@ -105,7 +105,8 @@ def _enough_memory(setup: Setup) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         recipe, processes = setup.recipe, setup.accelerator.num_processes
         images = recipe.batch // processes
-        halved = (more for more in range(2 * recipe.accumulate, images + 1) if images % more == 0)
+        most = images // 2 if recipe.mixes else images
+        halved = (more for more in range(2 * recipe.accumulate, most + 1) if images % more == 0)
         remedy = "take smaller images or a smaller model"
         if accumulate := next(halved, None):
             remedy = f"continue with --resume --set accumulate={accumulate}, which computes the same in smaller steps"

@@ -71,12 +71,13 @@ class Recipe(Group):
         if rest:
             steps = f" times accumulate={self.accumulate}" if self.accumulate > 1 else ""
             raise UserError(f"batch={self.batch} cannot be dealt out to {world} processes{steps}; take a multiple")
-        if images == 1 and self._mixes:
+        if images == 1 and self.mixes:
             raise UserError(f"mixup and cutmix mix two images, but {world} processes take one each; enlarge the batch")
         return images
 
     @property
-    def _mixes(self) -> bool:
+    def mixes(self) -> bool:
+        """Whether images are mixed, which takes two of them at a time."""
         return self.augment.mix_probability > 0 and (self.augment.mixup > 0 or self.augment.cutmix > 0)
 
     def model_arguments(self) -> dict[str, Any]:
@@ -100,8 +101,9 @@ class Recipe(Group):
         if batch % accumulate:
             wrong = f"batch={batch} is not divisible by accumulate={accumulate}; change one of them"
             raise Conflict(wrong, "accumulate", "batch")
-        if batch == accumulate and self._mixes:
-            raise Conflict("mixup and cutmix mix two images, but a step has only one; take a larger batch", "batch")
+        if batch == accumulate and self.mixes:
+            wrong = "mixup and cutmix mix two images, but a step has only one; take a larger batch"
+            raise Conflict(f"{wrong} or a smaller accumulate", "accumulate", "batch")
         if augment.repeats > batch:
             wrong = f"augment.repeats={augment.repeats} is more than batch={batch}; lower it"
             raise Conflict(wrong, "augment.repeats", "batch")
