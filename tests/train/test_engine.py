@@ -250,6 +250,9 @@ def test_weights_to_start_from(done, small_job, tmp_path):
     again = small_job(tmp_path / "again", *job.overrides, spec=job.spec, weights=str(plain))
     train(again, watch=notes)
     assert notes.said[0].startswith(f"started from {plain}: {len(model.state_dict())} of ")
+    save_file(model.state_dict() | {"head.bias": torch.tensor(0.0)}, tmp_path / "odd.safetensors")
+    with pytest.raises(UserError, match=r"does not fit .*: its head\.bias is \(\), not \(10,\); take a model of"):
+        train(small_job(tmp_path / "odd", spec=job.spec, weights=str(tmp_path / "odd.safetensors")))
     finer = done[0].spec.replace("patch_size=8", "patch_size=4")
     with pytest.raises(UserError, match=r"does not fit .*: its pos_embed is"):
         train(small_job(tmp_path / "other", spec=finer, weights=str(source)))

@@ -54,7 +54,7 @@ def _start_from(model: nn.Module, path: str, fit: Fit) -> str:
             continue
         if tensor.shape == state[name].shape:
             taken[name] = tensor
-        elif tensor.shape[1:] != state[name].shape[1:] or len(tensor) == len(state[name]) or "pos" in name:
+        elif tensor.ndim != state[name].ndim or tensor.shape[1:] != state[name].shape[1:] or "pos" in name:
             shapes = f"{tuple(tensor.shape)}, not {tuple(state[name].shape)}"
             raise UserError(f"{path} does not fit {fit.spec}: its {name} is {shapes}; take a model of the same shape")
     if not taken:
