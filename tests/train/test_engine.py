@@ -321,6 +321,12 @@ def test_mistakes_are_found_before_anything_is_written(small_job, tmp_path):
         train(small_job(tmp_path / "run", "data.size=7", spec="vit_tiny_patch16_224(depth=1)"))
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_no_generator_takes(small_job, tmp_path, seed):
+    with pytest.raises(UserError, match=rf"the seed is {seed}; take one from 0 to 2\*\*63 - 1"):
+        small_job(tmp_path / "run", seed=seed)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_half_precision_that_cannot_be_had_here(small_job, tmp_path):
     with pytest.raises(UserError, match="precision=fp16 needs a GPU"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from vitrefine.errors import UserError
 from vitrefine.train.recipe import Recipe
 
 Line = dict[str, Any]
@@ -20,7 +21,7 @@ class Job:
         recipe: Overrides included.
         recipe_name: The name or file it was loaded from.
         folder: Where everything is written; made if it is not there.
-        seed: Of weights, order, augmentation and dropout.
+        seed: Of weights, order, augmentation and dropout; from 0 to 2⁶³ − 1.
         resume: Continue what the folder holds, or start if it holds nothing.
         overrides: The overrides as they were given, for the command that repeats the run.
         weights: Where to start from: `pretrained`, a file or run folder, `hf-hub:owner/name`; from scratch if None.
@@ -39,6 +40,10 @@ class Job:
     weights: str | None = None
     track: tuple[str, ...] = ()
     at_once: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"the seed is {self.seed}; take one from 0 to 2**63 - 1")
 
     def command(self) -> str:
         """What to type to have it again."""
