@@ -193,6 +193,7 @@ def test_a_mistaken_override_is_named(tmp_path: Path, override: str, expected: s
         ),
         (["optim.momentum=0.9"], "--set optim.momentum=0.9: optim.momentum is nothing that adamw has; make it null"),
         (["optim.betas=[0.9]"], "--set optim.betas=[0.9]: optim.betas must be 2 numbers for adamw"),
+        (["optim.betas=[]"], "--set optim.betas=[]: optim.betas must be 2 numbers for adamw"),
         (
             ["loss.token_labels.mix=true", "loss.distillation.teacher=x"],
             "--set loss.distillation.teacher=x: loss.token_labels and loss.distillation do not go together",

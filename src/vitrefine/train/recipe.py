@@ -128,7 +128,7 @@ class Recipe(Group):
             if not getattr(has, f"has_{argument}"):
                 key = f"optim.{argument}"
                 raise Conflict(f"{key} is nothing that {optim.name} has; make it null", key, "optim.name")
-        if optim.betas and len(optim.betas) != has.num_betas:
+        if optim.betas is not None and len(optim.betas) != has.num_betas:
             raise Conflict(f"optim.betas must be {has.num_betas} numbers for {optim.name}", "optim.betas", "optim.name")
 
     def _check_loss(self) -> None:
