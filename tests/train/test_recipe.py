@@ -163,6 +163,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, extra: str, expected: 
         ("optim.lr= ", "--set optim.lr=  has no value; for none, write optim.lr=null"),
         ("optim.lr=[1", "--set optim.lr=[1: this is no YAML: "),
         ("optim.lr=1e999", "--set optim.lr=1e999: optim.lr must be a finite number"),
+        ("optim.name=AdamW", "--set optim.name=AdamW: optim.name: timm has no optimiser 'AdamW'; did you mean adamw?"),
     ],
 )
 def test_a_mistaken_override_is_named(tmp_path: Path, override: str, expected: str) -> None:

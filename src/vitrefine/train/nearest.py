@@ -6,5 +6,5 @@ from difflib import get_close_matches
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of the names that is most like a mistyped one, if any is."""
-    found = get_close_matches(name, list(names), n=1, cutoff=0.6)
+    found = get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
     return found[0] if found else None
