@@ -8,7 +8,7 @@ import torch
 
 from vitrefine.surgery.create import create
 from vitrefine.train.recipe import load_recipe
-from vitrefine.train.setup import _leaves_parameters_out, is_compiled, is_graphed
+from vitrefine.train.setup import _leaves_parameters_out, is_compiled, is_graphed, numerics
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,16 @@ def test_no_graphs_in_other_threads():
     accelerator = SimpleNamespace(device=torch.device("cuda"), num_processes=1)
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(is_graphed, load_recipe("cifar"), accelerator).result()
+
+
+def test_settings_of_pytorch_are_put_back():
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        with numerics(load_recipe("cifar", ["deterministic=true"]), SimpleNamespace(mixed_precision="bf16")):
+            assert (torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()) == (2, "high")
+        assert (torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()) == (1, "highest")
+    finally:
+        torch.set_deterministic_debug_mode("default")
 
 
 @pytest.mark.parametrize(("modification", "some_idle"), [("", False), ("+refiner", False), ("+refiner(share=1)", True)])

@@ -92,14 +92,14 @@ def start_accelerator(job: Job) -> Accelerator:
 @contextmanager
 def numerics(recipe: Recipe, accelerator: Accelerator) -> Iterator[None]:
     """PyTorch's settings for a run, put back afterwards."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    before = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
     torch.use_deterministic_algorithms(recipe.deterministic)
     if accelerator.mixed_precision != "no":
         torch.set_float32_matmul_precision("high")  # what is left in single precision need not be exact then
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        torch.set_deterministic_debug_mode(before[0])
         torch.set_float32_matmul_precision(before[1])
 
 
