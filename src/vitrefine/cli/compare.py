@@ -1,6 +1,5 @@
 """`vitrefine compare`: does it help, on this data, and at what cost?"""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrefine.cli.launched import is_first
+from vitrefine.cli.launched import is_alone, is_first
 from vitrefine.cli.options import Data, RecipeName, Settings, Weights
 from vitrefine.errors import UserError
 
@@ -59,7 +58,7 @@ def compare(
     from vitrefine.train.job import Job
     from vitrefine.train.recipe import dump_recipe, load_recipe
 
-    if jobs > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+    if jobs > 1 and not is_alone():
         raise UserError(f"--jobs {jobs} and a launcher with several processes do not go together; leave out one")
     names = read_specs(specs)
     recipe_name, overrides = recipe or default_recipe(data), tuple(settings or ())
@@ -97,8 +96,9 @@ def compare(
     errors = _train(plan, job, jobs)
     if is_first():
         _conclude(plan, out, errors)
-    if errors:
-        sys.exit(1)
+        # The others end well: a launcher that sees one fail ends the first, which may not have written the page yet.
+        if errors:
+            sys.exit(1)
 
 
 def _make_folder(folder: Path) -> None:
@@ -116,6 +116,7 @@ def _train(plan: "Plan", job: "Callable[[str, int], Job]", at_once: int) -> Erro
     from vitrefine.report.results import label, shortened
     from vitrefine.train.engine import train
     from vitrefine.train.job import Stopped
+    from vitrefine.train.processes import OfOneProcess
     from vitrefine.train.together import train_together
 
     jobs = [job(spec, seed) for seed, spec in plan.runs()]
@@ -127,7 +128,8 @@ def _train(plan: "Plan", job: "Callable[[str, int], Job]", at_once: int) -> Erro
 
     def failed(one: "Job", why: str) -> None:
         errors[one.spec, one.seed] = why
-        view.failed(one.folder, why)
+        if is_first():
+            view.failed(one.folder, why)
 
     try:
         with ComparisonView(names, done=len(jobs) - len(left)) as view:
@@ -137,7 +139,10 @@ def _train(plan: "Plan", job: "Callable[[str, int], Job]", at_once: int) -> Erro
                 for each in left:
                     try:
                         train(each, watch=view.of(each.folder))
-                    except Exception as error:  # one run that fails must not take the others with it
+                    except Exception as error:  # one run that fails must not take the others with it,
+                        shared = isinstance(error, UserError) and not isinstance(error, OfOneProcess)
+                        if not shared and not is_alone():
+                            raise  # but other processes, which know nothing of this, would wait for ever
                         failed(each, str(error) or repr(error))
     except (Stopped, KeyboardInterrupt) as end:
         if is_first():
