@@ -156,6 +156,18 @@ def test_what_more_seeds_would_tell(make_run, tmp_path) -> None:
     for seed in range(3, 10):
         pair(seed, 50)
     assert re.search(r"intervals would be about ±0\.\d with 30 seeds\.", page_of(tmp_path).text)
+    # One seed, so that its interval is over images, which are many.
+    make_run(f"{BASE}+se", right=[True] * 50 + [False] * 50)
+    assert re.search(r"intervals would be about ±0\.\d with 30 seeds\.", page_of(tmp_path).text)
+
+
+def test_seeds_count_by_what_they_tell_of_how_differences_vary(make_run, tmp_path) -> None:
+    """Differences of ±2 in two seeds have a variance of 8, of 1, 0, -1 in three one of 1: (8 + 2 · 1) / 3 = 1.83²."""
+    for seed, (two, three) in enumerate(((52, 51), (48, 50), (None, 49))):
+        for spec, count in ((BASE, 50), (f"{BASE}+cb", two), (f"{BASE}+se", three)):
+            if count is not None:
+                make_run(spec, seed, right=[True] * count + [False] * (100 - count))
+    assert "varies by 1.8 points (standard deviation)" in page_of(tmp_path).text
 
 
 def test_more_seeds_are_not_spoken_of_where_these_tell(make_run, tmp_path) -> None:

@@ -91,11 +91,11 @@ def many(table: Sequence[Row]) -> str:
 
 def _more_seeds(found: Sequence[Estimate], digits: int) -> str:
     """What more seeds would tell, where these leave it open."""
-    spreads = [each.spread for each in found if each.spread is not None]
-    counts = [count for count in _MORE_SEEDS if all(each.count < count for each in found)]
-    if not spreads or not counts or all(each.sign for each in found):
+    seeded = [(each.count - 1, each.spread) for each in found if each.spread is not None]
+    counts = [count for count in _MORE_SEEDS if all(freedom < count - 1 for freedom, _ in seeded)]
+    if not seeded or not counts or all(each.sign for each in found):
         return ""
-    spread = math.sqrt(sum(each * each for each in spreads) / len(spreads))
+    spread = math.sqrt(sum(freedom * each**2 for freedom, each in seeded) / sum(freedom for freedom, _ in seeded))
     widths = [f"±{words.number(half_width(spread, count), digits)} with {count}" for count in counts]
     return (
         f" From seed to seed a difference varies by {words.number(spread, digits)} points (standard deviation): "
