@@ -29,11 +29,11 @@ def printed(terminal: bool) -> str:
 
 def test_a_terminal_gets_lines_and_a_file_the_whole_sentence() -> None:
     better = "lit_ti is better than vit_tiny_patch16_224 by 20.0 points"
-    answer = f"{better}; +cb, +cb_s and +refiner cannot be told apart from it. One seed says so; others may not."
+    answer = f"{better}; +cb, +cb_s and +refiner cannot be told apart from {BASE}. One seed says so; others may not."
     told = printed(terminal=False)
     assert answer in told
     assert "among 4 comparisons without any effect, the chance that at least one excludes zero is up to 20" in told
     broken = printed(terminal=True).replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
     head = broken[1 : next(i for i, line in enumerate(broken) if line.startswith("spec"))]
-    assert len(head) == 2
+    assert len(head) == 3
     assert " ".join(" ".join(head).split()) == answer

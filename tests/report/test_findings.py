@@ -4,7 +4,7 @@ import numpy as np
 
 from vitrefine.report import findings
 from vitrefine.report.collect import collect
-from vitrefine.report.findings import headline, rows, verdicts
+from vitrefine.report.findings import Verdict, headline, rows, verdicts
 from vitrefine.report.notes import costs
 from vitrefine.report.problems import problems
 from vitrefine.report.results import Group
@@ -26,7 +26,13 @@ def plain(text: str) -> str:
 
 
 def sentences(group: Group) -> list[str]:
-    return [plain(v.sentence(findings.baseline_name(group))) for v in verdicts(group, rows(group))]
+    return [plain(_sentence(verdict)) for verdict in verdicts(group, rows(group))]
+
+
+def _sentence(verdict: Verdict) -> str:
+    if not verdict.figure:
+        return f"{verdict.label}: {verdict.finding}."
+    return f"{verdict.label}: {verdict.figure} ({verdict.basis}): {verdict.finding}; {verdict.cost}."
 
 
 def test_no_effect_and_no_cost(make_run, tmp_path) -> None:
@@ -36,8 +42,7 @@ def test_no_effect_and_no_cost(make_run, tmp_path) -> None:
     group = only_group(tmp_path)
     # Differences 0.2, 0.7 and 0.3: mean 0.4, s = 0.26458, and 4.30265 · s/√3 = 0.65724.
     assert sentences(group) == [
-        "+cb: +0.4 points over vit_tiny_patch16_224 (95 % interval −0.3 … +1.1, 3 seeds): "
-        "not distinguishable from no effect; costs nothing."
+        "+cb: +0.4 points (95 % interval −0.3 … +1.1, 3 seeds): not distinguishable from no effect; costs nothing."
     ]
     assert headline(group, rows(group)) == f"+cb cannot be told apart from {BASE}."
     assert problems(group) == []
@@ -58,7 +63,7 @@ def test_better_at_a_cost_and_worse(make_run, tmp_path) -> None:
         make_run("lit_ti", seed, right=right(850 - seed), macs=180_000_000)
     group = only_group(tmp_path)
     better, worse = sentences(group)
-    assert better.startswith("+refiner(expansion=2): +2.1 points over vit_tiny_patch16_224 (95 % interval +1.9 … +2.3")
+    assert better.startswith("+refiner(expansion=2): +2.1 points (95 % interval +1.9 … +2.3")
     assert better.endswith(": better; at +12 % parameters, +25 % MACs, −23 % images/s and +17 % memory.")
     assert worse.endswith("3 seeds): worse; at −50 % MACs.")
     assert headline(group, rows(group)) == (
@@ -108,7 +113,7 @@ def test_one_seed_goes_by_images(make_run, tmp_path) -> None:
     other[300:320] = True
     make_run(f"{BASE}+cb", right=other)
     (said,) = sentences(only_group(tmp_path))
-    assert said.startswith("+cb: +5.6 points over vit_tiny_patch16_224 (95 % interval +3.0 … +8.0, ")
+    assert said.startswith("+cb: +5.6 points (95 % interval +3.0 … +8.0, ")
     assert "360 test images, 1 seed): better" in said
     group = only_group(tmp_path)
     better = f"+cb is better than {BASE} by 5.6 points"
@@ -167,7 +172,7 @@ def test_the_same_in_every_seed(make_run, tmp_path) -> None:
         make_run(BASE, seed, right=right(900))
         make_run(f"{BASE}+cb", seed, right=right(910))
     (said,) = sentences(only_group(tmp_path))
-    assert said.startswith("+cb: +1.0 points over vit_tiny_patch16_224 (3 seeds): the same in every seed")
+    assert said.startswith("+cb: +1.0 points (3 seeds): the same in every seed")
 
 
 def test_names_that_differ_in_arguments_only_keep_them(make_run, tmp_path) -> None:

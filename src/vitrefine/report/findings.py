@@ -109,7 +109,9 @@ def headline(group: Group, table: list[Row]) -> str:
         found = table[0].accuracy
         if found is None:
             return f"No run of {base} has finished."
-        reached = f"{base} gets {words.number(found.value, table[0].decimals)} % of the test images right."
+        reached = (
+            f"{base} gets {words.number(found.value, table[0].decimals)}{words.PER_CENT} of the test images right."
+        )
         return f"{reached} There is nothing here to compare it with."
     told: dict[int | None, list[Row]] = {1: [], -1: [], 0: [], None: []}
     for row in table[1:]:
@@ -120,7 +122,7 @@ def headline(group: Group, table: list[Row]) -> str:
             than = f" than {base}" if not parts else ""
             parts.append(f"{_listed(rows, names)} {'is' if len(rows) == 1 else 'are'} {word}{than}{_by(rows)}")
     if told[0]:
-        parts.append(f"{_listed(told[0], names)} cannot be told apart from {'it' if parts else base}")
+        parts.append(f"{_listed(told[0], names)} cannot be told apart from {base}")
     if told[None]:
         parts.append(f"nothing can be said of {_listed(told[None], names)}")
     text = "; ".join(parts)
@@ -156,7 +158,7 @@ def _listed(found: list[Row], names: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One spec against the baseline: `+0.4 points (95 % interval −0.1 … +0.9) …: not distinguishable …; costs …`."""
+    """One spec against the baseline."""
 
     label: str
     sign: int | None
@@ -164,13 +166,6 @@ class Verdict:
     basis: str  # "95 % interval −0.1 … +0.9 over 3 seeds"
     finding: str  # "not distinguishable from no effect"
     cost: str
-
-    def sentence(self, base: str) -> str:
-        """The same on one line of plain text."""
-        if not self.figure:
-            return f"{self.label}: {self.finding}."
-        basis = f" ({self.basis})" if self.basis else ""
-        return f"{self.label}: {self.figure} over {base}{basis}: {self.finding}; {self.cost}."
 
 
 def verdicts(group: Group, table: list[Row]) -> list[Verdict]:
