@@ -121,6 +121,28 @@ def test_one_spec(make_run, tmp_path) -> None:
     page = page_of(tmp_path)
     assert "There is nothing here to compare it with." in page.text
     assert "difference" not in page.text.partition("How to read")[0]
+    assert render(collect([tmp_path])).count('<td class="found">') == 1  # parameters are no finding
+
+
+def test_the_same_in_every_seed(make_run, tmp_path) -> None:
+    for seed in range(3):
+        make_run(BASE, seed, right=[True] * 90 + [False] * 10)
+        make_run(f"{BASE}+cb", seed, right=[True] * 91 + [False] * 9)
+    html = render(collect([tmp_path]))
+    assert "The difference is the same in every seed" in html  # and has no interval that could include zero
+    assert html.count('<td class="found">') == 4
+
+
+def test_the_chart_of_differences_has_room_for_long_figures(make_run, tmp_path) -> None:
+    """Two seeds on many images say little, at length; a digit of a common font takes less than 7.5 of 12 pixels."""
+    for seed, count in enumerate((5400, 4600)):
+        make_run(BASE, seed, right=[True] * 5000 + [False] * 5000)
+        make_run(f"{BASE}+cb", seed, right=[True] * count + [False] * (10000 - count))
+    html = render(collect([tmp_path]))
+    (width,) = re.findall(r'viewBox="0 0 ([0-9.]+) [0-9.]+"[^>]*differences-title', html)
+    ((place, figure),) = re.findall(r'<text[^>]* x="([0-9.]+)"[^>]*>([^<]*…[^<]*)</text>', html)
+    assert figure == "0.00 (−50.82 … +50.82)"
+    assert float(place) + 7.5 * len(figure) < float(width)
 
 
 def test_ten_specs(make_run, tmp_path) -> None:
@@ -139,7 +161,16 @@ def test_different_numbers_of_seeds(make_run, tmp_path) -> None:
         make_run(BASE, seed)
     make_run(f"{BASE}+cb")
     text = page_of(tmp_path).text
-    assert "as a mean over 1 to 3 seeds; differences are taken seed by seed. Where a spec has one seed, its" in text
+    assert "as a mean over 1 to 3 seeds; differences are taken seed by seed. Where there is one seed, or one in" in text
+
+
+def test_one_seed_in_common(make_run, tmp_path) -> None:
+    for seed in range(3):
+        make_run(BASE, seed)
+        make_run(f"{BASE}+cb", seed + 2)
+    text = page_of(tmp_path).text
+    assert "as a mean over 3 seeds; differences are taken seed by seed. Where there is one seed, or one in" in text
+    assert "+cb: what seeds 3 and 4 gave is not in its difference, for the baseline has no such run." in text
 
 
 def test_what_more_seeds_would_tell(make_run, tmp_path) -> None:

@@ -13,6 +13,7 @@ from vitrefine.report.results import Group
 
 _PITCH, _TOP, _BOTTOM = 56.0, 26.0, 44.0  # pixels: from row to row, and margins
 _LEFT = 18.0  # half of a tick's label, which may stand at the very edge
+_LETTER = 7.5  # pixels of a figure's digits, in the widest of fonts
 _LONGEST = 78  # letters of a name
 
 
@@ -24,7 +25,8 @@ def differences(name: str, group: Group, table: Sequence[Row]) -> Chart | None:
     names = short_names(group)
     told = "; ".join(f"{names[row.label]}: {_figure(row)}" for _, row in shown)
     with svg.drawing(name, WIDE, _TOP + _PITCH * len(shown) + _BOTTOM) as figure:
-        plot = svg.axes(figure, left=_LEFT, bottom=_BOTTOM, right=165, top=_TOP)
+        right = 20 + _LETTER * max(len(_figure(row)) for _, row in shown)
+        plot = svg.axes(figure, left=_LEFT, bottom=_BOTTOM, right=right, top=_TOP)
         plot.set_ylim(len(shown), 0)
         plot.set_yticks([])
         plot.axvline(0, color=svg.colour("muted"), linewidth=1.2)
@@ -43,7 +45,10 @@ def differences(name: str, group: Group, table: Sequence[Row]) -> Chart | None:
 
 
 def _title(shown: Sequence[tuple[int, Row]]) -> str:
-    apart = sum(bool(row.difference and row.difference.sign) for _, row in shown)
+    signs = [row.difference.sign for _, row in shown if row.difference]
+    apart = sum(map(bool, signs))
+    if len(shown) == 1 and signs[0] is None:
+        return "The difference is the same in every seed"
     if len(shown) == 1:
         return f"The interval of the difference {'excludes' if apart else 'includes'} zero"
     if apart == len(shown):

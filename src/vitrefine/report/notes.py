@@ -41,7 +41,7 @@ def _seeds(group: Group) -> list[int]:
     return sorted(len(arm.finished) for arm in group.arms if arm.finished)
 
 
-def intervals(group: Group) -> str:
+def intervals(group: Group, table: Sequence[Row]) -> str:
     """What accuracies and intervals are over."""
     images = max((len(bits) for arm in group.arms for bits in arm.right.values()), default=0)
     seeds = _seeds(group)
@@ -50,11 +50,12 @@ def intervals(group: Group) -> str:
     share = f"Accuracy is the share of {images:,} test images whose class comes first"
     if seeds[-1] > 1:
         many = f"{seeds[-1]}" if seeds[0] == seeds[-1] else f"{seeds[0]} to {seeds[-1]}"
-        single = " Where a spec has one seed, its intervals are over test images." if seeds[0] == 1 else ""
-        return f"{share}, as a mean over {many} seeds; differences are taken seed by seed.{single}"
+        single = " Where there is one seed, or one in common with the baseline, intervals are over test images."
+        mixed = any(each.over == "images" for row in table for each in (row.accuracy, row.difference) if each)
+        return f"{share}, as a mean over {many} seeds; differences are taken seed by seed.{single if mixed else ''}"
     return (
         f"{share}. There is one seed, so the intervals say how far other test images could move a figure, not how far "
-        "another seed could; that takes --seeds 3 or more."
+        "another seed could; that takes three seeds or more."
     )
 
 

@@ -16,8 +16,8 @@ def problems(group: Group) -> list[str]:
     for arm in group.arms[1:]:
         alone = sorted(arm.finished.keys() - group.baseline.finished.keys())
         if alone and len(alone) < len(arm.finished):
-            seeds = words.listing(list(map(str, alone)))
-            unpaired = f"what seed {seeds} gave is not in its difference, for the baseline has no such run"
+            seeds = f"seed{'' if len(alone) == 1 else 's'} {words.listing(list(map(str, alone)))}"
+            unpaired = f"what {seeds} gave is not in its difference, for the baseline has no such run"
             told.append(f"{names[arm.label]}: {unpaired}.")
     hardware = {run.device for arm in group.arms for run in arm.finished.values()}
     if len(hardware) > 1:

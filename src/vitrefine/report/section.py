@@ -40,7 +40,7 @@ def section(name: str, group: Group, collection: Collection) -> Shown:
         "problems": problems(group),
         "problems_title": notes.problems_title(group),
         "rows": [cells(row, len(table) > 1) for row in table],
-        "interval_note": notes.intervals(group),
+        "interval_note": notes.intervals(group, table),
         "table_note": notes.costs(group, table),
         "differences": differences(f"{name}-differences", group, table),
         "differences_note": notes.differences(table),
