@@ -11,6 +11,7 @@ from vitrefine.data.dataset import Batch, DataSet, Loader, Place
 from vitrefine.data.open import open_data
 from vitrefine.diagnose.attention import attention_entropy, attention_map
 from vitrefine.errors import UserError
+from vitrefine.report import words
 from vitrefine.report.entropies import LayerEntropy
 from vitrefine.report.pictures import data_uri, grey_photo, overlay
 from vitrefine.report.results import Arm, Group
@@ -84,7 +85,13 @@ def look(group: Group, name: str) -> Look:
         return found
     views: dict[Size, _View] = {}
     cells: dict[int, list[Cell]] = {}
+    gone = [index for index, arm in arms.items() if _has_lost_its_model(arm, found.seed)]
+    if gone:
+        names = words.specs([arms[index].label for index in gone])
+        found.notes.append(f"Attention of {names} is not shown, for there is no {MODEL} in the folder of the run.")
     for index, arm in arms.items():
+        if index in gone:
+            continue
         try:
             model, view = _opened(arm, found.seed, data, views)
             found.entropy[index] = _entropies(model, _normalised(view.sample, data, model))
@@ -98,6 +105,11 @@ def look(group: Group, name: str) -> Look:
         found.sample = len(view.sample)
         found.pictures = _pictures(view.shown, data, cells, name) if cells else []
     return found
+
+
+def _has_lost_its_model(arm: Arm, seed: int) -> bool:
+    run = arm.finished.get(seed)
+    return run is not None and not (run.folder / MODEL).is_file()
 
 
 @dataclass(frozen=True)
