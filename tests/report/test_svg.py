@@ -23,6 +23,11 @@ def test_text_is_text_and_escaped() -> None:
     assert '>a $x_1$ &lt;b&gt; &amp; "id="</text>' in found
 
 
+@pytest.mark.filterwarnings("error")
+def test_letters_that_the_measuring_font_lacks() -> None:
+    assert ">模型</text>" in drawn("a", "模型")
+
+
 def test_colours_and_fonts_are_the_pages() -> None:
     found = drawn("a")
     assert "var(--series-1)" in found

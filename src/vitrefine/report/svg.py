@@ -7,6 +7,7 @@ the reader's font.
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -106,7 +107,9 @@ def inline(figure: Figure, name: str, labelled_by: str) -> str:
         labelled_by: The ids of the elements that hold its title and its description.
     """
     file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    with warnings.catch_warnings():  # letters that the font lacks: it only measures, and the reader's may have them
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(file.getvalue())
     view_box = root.attrib["viewBox"]
     used = set(_REFERENCE.findall(file.getvalue()))
