@@ -183,6 +183,13 @@ def test_names_that_differ_in_arguments_only_keep_them(make_run, tmp_path) -> No
     assert names["+cb(layers=all)"] == "+cb(layers=all)"
 
 
+def test_brackets_in_quotes_are_part_of_a_name(make_run, tmp_path) -> None:
+    model = r'hf:"./vits (\"old\")/tiny"'
+    make_run(model)
+    make_run(f'{model}+cb(layers=all)+se(name="a)")')
+    assert list(findings.short_names(only_group(tmp_path)).values()) == [model, "+cb+se"]
+
+
 def test_different_hardware_is_said(make_run, tmp_path) -> None:
     make_run(BASE)
     make_run(f"{BASE}+cb", device="NVIDIA H200")

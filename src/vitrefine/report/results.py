@@ -19,6 +19,9 @@ from vitrefine.train.job import Result
 from vitrefine.train.resume import FREE
 from vitrefine.train.run import Epoch, RunInfo
 
+_QUOTED = r'"(?:\\.|[^"\\])*"'
+_ARGUMENTS = re.compile(rf'({_QUOTED})|\((?:{_QUOTED}|[^()"])*\)')  # a bracket within quotes is text
+
 
 @dataclass(frozen=True)
 class Run:
@@ -174,7 +177,7 @@ def label(spec: str, first: str) -> str:
 
 def bare(spec: str) -> str:
     """A spec without its arguments."""
-    return re.sub(r"\([^()]*\)", "", spec)
+    return _ARGUMENTS.sub(r"\1", spec)
 
 
 def shortened(labels: Sequence[str]) -> dict[str, str]:
