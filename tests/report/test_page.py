@@ -270,6 +270,12 @@ def test_groups_are_shown_apart(make_run, tmp_path) -> None:
     assert "optim.lr=0.01" in text
 
 
+def test_groups_on_images_that_changed_are_told_apart(make_run, tmp_path) -> None:
+    make_run(BASE)
+    make_run(BASE, fingerprint="cafe", started="2026-04-01")
+    assert "digits · recipe digits · 20 epochs · 1 seed · fingerprint=cafe" in page_of(tmp_path).text
+
+
 def test_memory_that_was_not_measured(make_run, tmp_path) -> None:
     make_run(BASE, memory=None)
     assert "Memory was not measured." in page_of(tmp_path).text

@@ -62,8 +62,10 @@ def _several(groups: Sequence[Group]) -> str:
 
 
 def _apart(group: Group, first: Group) -> str:
-    """What sets a group's recipe and start apart from those of the first group."""
+    """What sets a group's images, recipe and start apart from those of the first group."""
     usual, own = first.first.conditions, group.first.conditions
+    if group.first.data == first.first.data:  # else it is told already
+        usual, own = ({"fingerprint": one.first.fingerprint, **of} for one, of in ((first, usual), (group, own)))
     changed = [f"{key}={own.get(key, 'left out')}" for key in {**own, **usual} if own.get(key) != usual.get(key)]
     return ", ".join(changed[:4]) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
 
