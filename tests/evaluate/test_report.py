@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import vitrefine
 from vitrefine.evaluate.evaluation import FILE
+from vitrefine.evaluate.subject import fingerprint
 from vitrefine.report.collect import collect
 from vitrefine.report.evaluation import evaluations
 from vitrefine.report.page import _environment
@@ -129,6 +131,19 @@ def test_a_model_written_later_makes_an_evaluation_stale(runs):
     assert str(runs / "1") in found["notes"][0]
 
 
+def test_a_copied_run_keeps_its_evaluation(runs):
+    """Copying gives files new times, in any order; it is the weights that tell."""
+    model = vitrefine.create(f"{BASE}(depth=1,embed_dim=12,img_size=32,num_heads=1)")
+    vitrefine.save(model, runs / "0" / "model.safetensors")
+    os.utime(runs / "0" / "model.safetensors", (2e9, 2e9))
+    (runs / "0" / FILE).write_text(json.dumps([evaluation(80.0, weights=fingerprint(model))]))
+    assert shown(runs)["notes"] == []
+    model.head.bias.data += 1
+    vitrefine.save(model, runs / "0" / "model.safetensors")
+    os.utime(runs / "0" / "model.safetensors", (2e9, 2e9))
+    assert "older than the models there" in shown(runs)["notes"][0]
+
+
 def test_runs_without_evaluations(runs):
     for path in runs.glob(f"*/{FILE}"):
         path.unlink()
@@ -141,6 +156,9 @@ def test_damaged_and_partial_files(runs):
     found = shown(runs)
     assert len(found["sittings"]) == 2
     assert found["sittings"][0].rows == []
+    assert found["notes"] == [
+        f"{runs / '0' / FILE} is damaged, so that nothing is shown of it; delete it, and run vitrefine evaluate again."
+    ]
 
 
 def test_in_the_page(runs):

@@ -80,8 +80,7 @@ def subject_of(
     """
     check_choice("precision", precision, PRECISIONS)
     place = _device(device)
-    what = description(model)
-    name = name or what
+    name = name or description(model)
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     channels, own_size = _input(model, name, data)
     if channels != data.channels:
@@ -111,7 +110,7 @@ def subject_of(
         crop_ratio=check_ratio(usual if crop_ratio is None else crop_ratio),
         device=place,
         precision=precision,
-        key=_fingerprint(model, what),
+        key=fingerprint(model),
         notes=tuple(notes),
     )
     if subject.size != own_size:
@@ -178,8 +177,9 @@ def _dtype_of(model: nn.Module) -> torch.dtype:
     return next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
 
 
-def _fingerprint(model: nn.Module, what: str) -> str:
-    digest = hashlib.sha256(f"{what}\n{model}".encode())
+def fingerprint(model: nn.Module) -> str:
+    """Hash of what a model is and of its weights."""
+    digest = hashlib.sha256(f"{description(model)}\n{model}".encode())
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitrefine.evaluate.evaluation import FILE, read_evaluations
+from vitrefine.evaluate.subject import fingerprint
 from vitrefine.report import words
 from vitrefine.report.charts import Chart
 from vitrefine.report.evaluation_charts import reliability_chart, sweep_chart
 from vitrefine.report.findings import short_names
 from vitrefine.report.results import Group, Run
 from vitrefine.statistics import Estimate, difference_over_seeds, over_seeds
+from vitrefine.surgery.checkpoint import load
 from vitrefine.train.run import MODEL
 
 Found = Mapping[str, Any]
@@ -57,37 +59,38 @@ def evaluations(name: str, group: Group) -> dict[str, Any] | None:
         group: The runs.
     """
     try:
-        found, stale = _collected(group)
+        found, notes = _collected(group)
         labels = list(short_names(group).values())
         sittings = [_sitting(f"{name}-{i}", by_spec, labels) for i, by_spec in enumerate(found)]
     except (AttributeError, KeyError, TypeError, ValueError):  # the page is about more than this
-        return {"sittings": [], "notes": [_damaged(group)]}
-    if not sittings and not stale:
-        return None
-    return {"sittings": sittings, "notes": [_stale(stale)] if stale else []}
+        return {"sittings": [], "notes": [_damaged([run for run in group.runs if (run.folder / FILE).is_file()])]}
+    return {"sittings": sittings, "notes": notes} if sittings or notes else None
 
 
-def _damaged(group: Group) -> str:
-    files = [str(run.folder / FILE) for run in group.runs if (run.folder / FILE).is_file()]
+def _damaged(runs: Sequence[Run]) -> str:
+    files = [str(run.folder / FILE) for run in runs]
     which = f"One of {words.listing(files)}" if len(files) > 1 else files[0]
     return f"{which} is damaged, so that nothing is shown of it; delete it, and run vitrefine evaluate again."
 
 
-def _collected(group: Group) -> tuple[list[dict[int, BySeed]], list[Run]]:
-    """Evaluations by how they were made, spec and seed; and runs whose model was written after it was evaluated."""
+def _collected(group: Group) -> tuple[list[dict[int, BySeed]], list[str]]:
+    """Evaluations by how they were made, spec and seed; and why those of some runs are not among them."""
     sittings: dict[str, dict[int, BySeed]] = {}
     stale: list[Run] = []
+    notes: list[str] = []
     for index, arm in enumerate(group.arms):
         for run in arm.finished.values():
             found = read_evaluations(run.folder)
-            if found and _is_newer(run):
+            if not found and (run.folder / FILE).is_file():
+                notes.append(_damaged([run]))
+            if found and _is_newer(run) and not _is_of(run, found[-1]):
                 stale.append(run)
                 continue
             # The last is the newest; those of other weights were made before the run was trained again.
             for each in (each for each in found if each.get("weights") == found[-1].get("weights")):
                 alike = json.dumps([each.get("fingerprint"), each.get("images"), _shared(each)], sort_keys=True)
                 sittings.setdefault(alike, {}).setdefault(index, {})[run.seed] = each
-    return list(sittings.values()), stale
+    return list(sittings.values()), [*notes, *([_stale(stale)] if stale else [])]
 
 
 def _shared(found: Found) -> dict[str, Any]:
@@ -99,6 +102,14 @@ def _shared(found: Found) -> dict[str, Any]:
 def _is_newer(run: Run) -> bool:
     model = run.folder / MODEL
     return model.is_file() and model.stat().st_mtime > (run.folder / FILE).stat().st_mtime
+
+
+def _is_of(run: Run, evaluation: Found) -> bool:
+    """Whether the run's model is the one that was evaluated: in a folder that was copied, times tell nothing."""
+    try:
+        return fingerprint(load(run.folder / MODEL)) == evaluation.get("weights")
+    except Exception:  # a model that cannot be loaded here, for whatever reason
+        return False
 
 
 def _stale(runs: Sequence[Run]) -> str:
