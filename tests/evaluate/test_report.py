@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import vitrefine
 from vitrefine.evaluate.evaluation import FILE
 from vitrefine.evaluate.subject import fingerprint
+from vitrefine.report.charts import THIRD
 from vitrefine.report.collect import collect
 from vitrefine.report.evaluation import evaluations
 from vitrefine.report.page import _environment
@@ -95,7 +97,24 @@ def test_differences_are_paired_by_seed(runs):
     rows = {label: cells for label, _, cells in sitting.rows}
     assert rows["top-1"][0][2] == ""
     assert rows["top-1"][1][2] == "+2.5 (−3.9 … +8.9)"
-    assert rows["images/s in inference, 64 at once on GPU"][1][2] == "0.0"  # no interval out of values that do not vary
+    assert rows["images/s in inference, 64 at once on GPU"][1][2] == "0"  # no interval out of values that do not vary
+
+
+def test_speeds_have_no_decimals_but_small_ones(runs):
+    """1,000 and 2,000: 1,500 ± 12.706 · 500."""
+    for run, speed in (("0", 4.25), ("1", 1000.0), ("2", 2000.0)):
+        made = {"device": "GPU", "batch": 64, "images_per_s": speed}
+        (runs / run / FILE).write_text(json.dumps([evaluation(80.0, speed=made)]))
+    (sitting,) = shown(runs)["sittings"]
+    rows = {label: cells for label, _, cells in sitting.rows}
+    assert rows["images/s in inference, 64 at once on GPU"] == [("4.2", "", ""), ("1,500", "±6,353", "")]
+
+
+def test_letters_in_charts_are_as_large_as_in_others(runs):
+    """They share a row of three, into which a wider drawing would be shrunk."""
+    (sitting,) = shown(runs)["sittings"]
+    widths = [float(re.search(r'viewBox="0 0 ([0-9.]+)', chart.svg)[1]) for chart in sitting.charts]
+    assert widths == [THIRD, THIRD]
 
 
 def test_what_differs_is_not_set_side_by_side(runs):

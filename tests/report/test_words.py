@@ -11,6 +11,7 @@ def test_numbers_have_true_minus_signs_and_zero_none() -> None:
     assert words.number(0.42, 1, signed=True) == "+0.4"
     assert words.number(-0.04, 1, signed=True) == "0.0"
     assert words.number(93.25, 2) == "93.25"
+    assert words.number(-17748.2, 0, signed=True) == "−17,748"
 
 
 def test_an_interval_that_excludes_zero_does_not_read_as_if_it_touched_it() -> None:

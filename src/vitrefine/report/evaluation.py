@@ -188,12 +188,11 @@ def _cell(line: Line, found: BySeed, base: BySeed, digits: int) -> Cell:
         return NOTHING
     estimate = next(iter(own.values())) if len(own) == 1 else over_seeds([each.value for each in own.values()])
     digits = digits if line.digits is None else line.digits
+    if not digits and estimate.value < 10:
+        digits = 1
     signed = line.unit == "points"
-    below = words.interval(estimate, digits, signed)
-    if estimate.over == "seeds":
-        below = words.half_width(estimate, max(digits, 1))
-    figure = words.number(estimate.value, digits, signed) if digits else words.rate(estimate.value)
-    return figure, below, _difference(own, others, max(digits, 1))
+    below = words.half_width(estimate, digits) if estimate.over == "seeds" else words.interval(estimate, digits, signed)
+    return words.number(estimate.value, digits, signed), below, _difference(own, others, digits)
 
 
 def _difference(own: Mapping[int, Estimate], base: Mapping[int, Estimate], digits: int) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from vitrefine.report import svg, words
-from vitrefine.report.charts import Chart, finished
+from vitrefine.report.charts import THIRD, Chart, finished
 
 Found = Mapping[str, Any]
 BySpec = Mapping[int, Sequence[Found]]
 
-_WIDTH, _HEIGHT = 480.0, 320.0
+_HEIGHT = 260.0
 
 
 def sweep_chart(name: str, by_spec: BySpec, labels: Sequence[str]) -> Chart | None:
@@ -26,12 +26,12 @@ def sweep_chart(name: str, by_spec: BySpec, labels: Sequence[str]) -> Chart | No
         f"{labels[index]}: {words.number(accuracy, 1)}{words.PER_CENT} at {ratio:g}"
         for index, (accuracy, ratio) in best.items()
     )
-    with svg.drawing(name, _WIDTH, _HEIGHT) as figure:
+    with svg.drawing(name, THIRD, _HEIGHT) as figure:
         plot = svg.axes(figure, left=54, bottom=46, right=10, top=10)
         plot.axvline(1, color=svg.colour("muted"), linewidth=1, linestyle=(0, (4, 3)))
         for index, curve in curves.items():
             _line(plot, index, list(curve), list(curve.values()))
-        plot.set_xlabel("crop ratio (above 1: zeros around the image)")
+        plot.set_xlabel("crop ratio (above 1: zeros around it)")
         plot.set_ylabel("accuracy (%)")
         plot.xaxis.set_major_locator(MaxNLocator(6))
         plot.yaxis.set_major_locator(MaxNLocator(6))
@@ -49,7 +49,7 @@ def reliability_chart(name: str, by_spec: BySpec, labels: Sequence[str]) -> Char
         f"{labels[index]}: {words.listing([f'{sure:.0f} {right:.0f}' for sure, right in curve])}"
         for index, curve in curves.items()
     )
-    with svg.drawing(name, _WIDTH, _HEIGHT) as figure:
+    with svg.drawing(name, THIRD, _HEIGHT) as figure:
         plot = svg.axes(figure, left=54, bottom=46, right=10, top=10)
         plot.plot([0, 100], [0, 100], color=svg.colour("muted"), linewidth=1, linestyle=(0, (4, 3)))
         for index, curve in curves.items():

@@ -125,7 +125,8 @@ def pictures(seen: Look) -> str:
     return (
         "The more orange, the more attention of the class token, or of the average patch where there is no class "
         "token; each map is scaled to its own greatest value. Below a map stands what the model takes the image for. "
-        f"The images are not picked by hand: each is the first test image of its class. Models of seed {seen.seed}."
+        "The images are not picked by hand: they are the first of different classes in the test set, and the next ones "
+        f"where classes are few. Models of seed {seen.seed}."
     )
 
 

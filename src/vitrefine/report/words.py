@@ -3,7 +3,7 @@
 from vitrefine.statistics import Estimate
 
 PER_CENT = "\u00a0%"  # no line ends before the sign
-_FINE = 5000  # test images from which on a hundredth of a point is more than one image
+_FINE = 5000  # test images, of which one is no more than two hundredths of a point
 
 
 def decimals(test_images: int) -> int:
@@ -17,9 +17,9 @@ def first_upper(text: str) -> str:
 
 
 def number(value: float, digits: int, signed: bool = False) -> str:
-    """`−0.42`; a value that rounds to zero has no sign."""
-    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
-    if float(text) == 0:
+    """`−0.42`, `1,234.5`; a value that rounds to zero has no sign."""
+    text = f"{value:+,.{digits}f}" if signed else f"{value:,.{digits}f}"
+    if not text.strip("+-0."):
         text = text.lstrip("+-")
     return text.replace("-", "−")
 
