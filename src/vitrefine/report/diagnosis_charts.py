@@ -132,9 +132,10 @@ def _keep_flat(plot: Axes) -> None:
 def _mark_bound(plot: Axes, text: str) -> None:
     low, _ = plot.get_ylim()
     bottom = max(0.0, min(low, 90))
-    plot.set_ylim(bottom, 102)
+    top = 100 + 0.02 * (100 - bottom)
+    plot.set_ylim(bottom, top)
     plot.set_yticks([tick for tick in plot.get_yticks() if tick <= 100])
-    plot.set_ylim(bottom, 102)
+    plot.set_ylim(bottom, top)
     ceiling(plot, text)
 
 
