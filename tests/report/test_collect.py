@@ -95,7 +95,9 @@ def test_bad_folders(make_run, tmp_path) -> None:
     with pytest.raises(UserError, match="there is no run in"):
         collect([tmp_path / "empty"])
     (tmp_path / "empty" / "compare.json").write_text("{}")
-    with pytest.raises(UserError, match=r"compare.json is damaged: it has no specs; choose another folder"):
+    with pytest.raises(
+        UserError, match=r"compare.json is damaged: it has no specs; choose another folder, or delete it"
+    ):
         collect([tmp_path / "empty"])
 
 

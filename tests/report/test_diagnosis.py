@@ -119,6 +119,12 @@ def test_a_headline_leaves_names_as_they_are(vit: Examined) -> None:
     assert "<h1>lit_ti attends more sharply than " in render([vit, other])
 
 
+def test_a_model_beside_itself_is_called_by_its_short_name(vit: Examined) -> None:
+    assert "<title>Diagnosis of vit_tiny_patch16_224 (first) and vit_tiny_patch16_224 (second)</title>" in render(
+        [vit, replace(vit, weights="trained")]
+    )
+
+
 def test_what_is_the_same_in_all_layers_looks_so() -> None:
     with svg.drawing("flat", 300, 200) as figure:
         plot = svg.axes(figure, left=60, bottom=40, right=10, top=10)

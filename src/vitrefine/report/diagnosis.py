@@ -22,7 +22,7 @@ from vitrefine.report import svg, words
 from vitrefine.report.diagnosis_charts import charts, matrices, merging_charts
 from vitrefine.report.diagnosis_pictures import looks, map_matrices, merging_pictures, query_strips, spectra
 from vitrefine.report.frame import environment
-from vitrefine.report.results import shortened
+from vitrefine.report.results import bare, shortened
 
 SHOWN = 5  # images
 COLUMNS = {
@@ -131,8 +131,9 @@ def _short(names: Sequence[str]) -> list[str]:
     """Names for headings; of a modified first model only what was added."""
     if len(names) == 2 and names[1].startswith(f"{names[0]}+"):
         return list(shortened([names[0], names[1].removeprefix(names[0])]).values())
-    apart = told_apart(names)
-    return list(shortened(apart).values()) if apart == names else apart
+    if len(set(names)) == len(names):
+        return list(shortened(names).values())
+    return told_apart([bare(name) for name in names])
 
 
 def _headline(diagnoses: Sequence[Diagnosis], names: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def read_plan(folder: Path) -> Plan | None:
     path = folder / PLAN
     if not path.is_file():
         return None
-    return read_saved(path, TypeAdapter(Plan), "choose another folder")
+    return read_saved(path, TypeAdapter(Plan), "choose another folder, or delete it to see the runs without their plan")
 
 
 def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
