@@ -232,7 +232,9 @@ def test_evaluations_of_two_specs_have_a_legend(make_run, tmp_path) -> None:
             json.dumps([{"data": "digits", "images": 10, "rfc": {"best": 1.0, "sweep": sweep}}])
         )
     html = render(collect([tmp_path]))
-    assert 'class="legend"' in html[html.index("Tested further") : html.index("Accuracy at other crop ratios")]
+    tested = html[html.index("Tested further") : html.index("Accuracy at other crop ratios")]
+    assert 'class="legend"' in tested
+    assert '<table class="figures">' in tested  # whose first column stays in sight on a phone
 
 
 def test_runs_that_failed(make_run, tmp_path) -> None:
