@@ -59,6 +59,8 @@ def test_folders_that_are_refused(tmp_path) -> None:
         check_folder(tmp_path, PLAN, resume=True)
     write_plan(tmp_path, PLAN)
     check_folder(tmp_path, dataclasses.replace(PLAN, seeds=5, specs=("a", "b")), resume=True)
+    # What a run that is out of memory is told to set.
+    check_folder(tmp_path, dataclasses.replace(PLAN, recipe=f"{PLAN.recipe}accumulate: 2\n"), resume=True)
     with pytest.raises(UserError, match="go on with it with --resume"):
         check_folder(tmp_path, PLAN, resume=False)
     for change in ({"data": "cifar10:x"}, {"recipe": "epochs: 2\n"}, {"specs": ("b",)}):

@@ -1,5 +1,6 @@
 """`vitrefine compare`: does it help, on this data, and at what cost?"""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def compare(
     from vitrefine.train.defaults import RUNS, default_folder, default_recipe
     from vitrefine.train.job import Job
     from vitrefine.train.recipe import dump_recipe, load_recipe
+    from vitrefine.train.resume import deciding
 
     if jobs > 1 and not is_alone():
         raise UserError(f"--jobs {jobs} and a launcher with several processes do not go together; leave out one")
@@ -66,8 +68,9 @@ def compare(
     text = dump_recipe(loaded)
     if out is None:
         usual = default_folder(names[0].partition("(")[0], data, 0).name.removesuffix("-s0")
-        # Without the other specs: with --resume, more of them go into the same folder.
-        out = RUNS / f"compare-{usual}-{short_hash(names[0], data, text, *([weights] if weights else []))}"
+        # Without the other specs, and what changes no result: with --resume, others go into the same folder.
+        decides = json.dumps(deciding(loaded.model_dump(mode="json")))
+        out = RUNS / f"compare-{usual}-{short_hash(names[0], data, decides, *([weights] if weights else []))}"
     command = ["vitrefine", "compare", *specs, "--data", data, "--recipe", recipe_name]
     command += [word for setting in overrides for word in ("--set", setting)]
     command += ["--weights", weights] if weights else []

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import yaml
 from pydantic import TypeAdapter
 
 from vitrefine.errors import UserError
@@ -15,6 +16,7 @@ from vitrefine.files import replace_file
 from vitrefine.report.results import bare, label
 from vitrefine.surgery.registry import canonicalise
 from vitrefine.surgery.spec import continue_from, parse
+from vitrefine.train.resume import deciding
 from vitrefine.train.saved import read_saved
 
 PLAN = "compare.json"
@@ -85,7 +87,7 @@ def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
     for what, then, now in (
         ("first spec", earlier.specs[0], plan.specs[0]),
         ("data", earlier.data, plan.data),
-        ("recipe", earlier.recipe, plan.recipe),
+        ("recipe", *(deciding(yaml.safe_load(one.recipe)) for one in (earlier, plan))),
         ("start", earlier.weights or "from scratch", plan.weights or "from scratch"),
     ):
         if then != now:

@@ -9,14 +9,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
 
 from vitrefine.statistics import Bits
 from vitrefine.train.job import Result
-from vitrefine.train.resume import FREE
+from vitrefine.train.resume import deciding
 from vitrefine.train.run import Epoch, RunInfo
 
 _QUOTED = r'"(?:\\.|[^"\\])*"'
@@ -56,19 +55,12 @@ class Run:
     @property
     def settings(self) -> dict[str, str]:
         """The settings of the recipe that decide what is computed, flat: `optim.lr`."""
-        return {key: value for key, value in _flat(yaml.safe_load(self.recipe)).items() if key not in FREE}
+        return {key: str(value) for key, value in deciding(yaml.safe_load(self.recipe)).items()}
 
     @property
     def conditions(self) -> dict[str, str]:
         """The settings, and the weights that it started from."""
         return self.settings | ({"weights": self.weights} if self.weights else {})
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, str]:
-    if not isinstance(value, dict):
-        return {prefix: str(value)}
-    inner = (_flat(each, f"{prefix}.{key}" if prefix else str(key)) for key, each in value.items())
-    return {key: text for settings in inner for key, text in settings.items()}
 
 
 def read(info: RunInfo) -> Run:

@@ -46,10 +46,15 @@ def _differences(run: RunInfo, asked: Mapping[str, Any], recipe: Recipe) -> Iter
     if run.about["fingerprint"] != asked["fingerprint"]:
         same = " as it was then" if run.data == asked["data"] else ""
         yield f"its data is {run.data}{same}, not {asked['data']}"
-    then, now = (dict(_flat(r.model_dump(mode="json"))) for r in (load_recipe(run.folder / RECIPE), recipe))
+    then, now = (deciding(r.model_dump(mode="json")) for r in (load_recipe(run.folder / RECIPE), recipe))
     for key in sorted(then.keys() | now.keys()):
-        if key not in FREE and then.get(key) != now.get(key):
+        if then.get(key) != now.get(key):
             yield f"its recipe says {key}={_show(then.get(key))}, not {_show(now.get(key))}"
+
+
+def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a recipe's settings those that decide what is computed, flat: `optim.lr`."""
+    return {key: value for key, value in _flat(settings) if key not in FREE}
 
 
 def _flat(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
