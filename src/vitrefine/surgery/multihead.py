@@ -51,7 +51,7 @@ class ExplicitMultihead(Graft):
         if mha.in_proj_bias is not None:
             biases = mha.in_proj_bias.chunk(3)
         q, k, v = (
-            F.linear(x, w, b).unflatten(-1, (mha.num_heads, -1)).transpose(1, 2)
+            F.linear(x, w, b).view(*x.shape[:2], mha.num_heads, -1).transpose(1, 2)
             for x, w, b in zip((query, key, value), weights, biases, strict=True)
         )
         mask = _joined(attn_mask, key_padding_mask, mha.num_heads, q.dtype)
