@@ -187,9 +187,7 @@ def _cell(line: Line, found: BySeed, base: BySeed, digits: int) -> Cell:
     if not own:
         return NOTHING
     estimate = next(iter(own.values())) if len(own) == 1 else over_seeds([each.value for each in own.values()])
-    digits = digits if line.digits is None else line.digits
-    if not digits and estimate.value < 10:
-        digits = 1
+    digits = (digits if line.digits is None else line.digits) or words.rate_digits(estimate.value)
     signed = line.unit == "points"
     below = words.half_width(estimate, digits) if estimate.over == "seeds" else words.interval(estimate, digits, signed)
     return words.number(estimate.value, digits, signed), below, _difference(own, others, digits)

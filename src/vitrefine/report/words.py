@@ -64,9 +64,14 @@ def _three(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def rate_digits(value: float) -> int:
+    """Decimals of images a second."""
+    return 0 if value >= 10 else 1
+
+
 def rate(value: float) -> str:
     """Images a second."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    return number(value, rate_digits(value))
 
 
 def mebibytes(value: float) -> str:
